@@ -26,20 +26,18 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 
 _log = logging.getLogger(__name__)
+# Silences kazoo, which logs every attempt to connect: one line is enough.
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)
-"""Silences kazoo, which logs every attempt to connect: one line is enough."""
-
+# Shortest time between two notifications of a queue; messages in between share the second.
 PAUSE_SECONDS = 1.0
-"""Shortest time between two notifications of a queue; messages in between share the second."""
 CONNECT_SECONDS = 5.0
+# Pause after the coordinator was unreachable; queues are not notified during the pause.
 AGAIN_SECONDS = 30.0
-"""Pause after the coordinator was unreachable; queues are not notified during the pause."""
 ANSWER_SECONDS = 5.0
+# Longest time that closing waits for the last notifications.
 CLOSE_SECONDS = 2.0
-"""Longest time that closing waits for the last notifications."""
-NEVER = float("-inf")
+# Number of remembered notification times above which old ones are dropped.
 MANY = 10_000
-"""Number of remembered notification times above which old ones are dropped."""
 
 
 class DoorbellNotifier:
@@ -47,8 +45,6 @@ class DoorbellNotifier:
 
     It can be used from any thread, greenlet or loop. The first notification creates its connection
     and the thread that uses it.
-
-    :param session_timeout_seconds: timeout of its session, which has no ephemeral nodes.
     """
 
     def __init__(
@@ -80,7 +76,7 @@ class DoorbellNotifier:
                 return
             for queue in queues:
                 if queue not in self._due:
-                    self._due[queue] = self._rung.get(queue, NEVER) + PAUSE_SECONDS
+                    self._due[queue] = self._rung.get(queue, float("-inf")) + PAUSE_SECONDS
             if self._thread is None and self._due:
                 self._thread = threading.Thread(target=self._run, name="qdo-doorbell", daemon=True)
                 self._thread.start()
@@ -186,7 +182,8 @@ class DoorbellNotifier:
         self._complain(error)
 
     def _disconnect(self) -> None:
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
             client.stop()
             client.close()

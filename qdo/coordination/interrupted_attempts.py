@@ -17,35 +17,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from kazoo.exceptions import BadVersionError, KazooException, NoNodeError, RolledBackError
-
-from qdo.coordination.bulk_reads import connection_lost, is_refusal, read_nodes, refusal_reason
+from qdo.coordination.bulk_reads import connection_lost, read_nodes
 from qdo.coordination.client import Client
+from qdo.coordination.protocol import machine as m
+from qdo.coordination.transactions import commit
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
+# A late checkpoint of the dead process can interfere at most a few times.
 TRIES = 3
-"""A late checkpoint of the dead process can interfere at most a few times."""
 BATCH = 250
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message that was in flight.
+    """A message that was in flight."""
 
-    :ivar queue: "" for a request: the broker counts its attempts.
-    :ivar in_line: whether its queue has one message in flight at a time.
-    """
-
-    queue: str
+    queue: str  # "" for a request: the broker counts its attempts
     worker: str
     position: int
-    in_line: bool = True
+    in_line: bool = True  # its queue has one message in flight at a time
 
 
 def count_interrupted(
@@ -57,11 +51,8 @@ def count_interrupted(
 ) -> list[InFlight]:
     """Add an attempt to the failure record of each message; return the messages that got one.
 
-    A message of a worker that lives in another session is not counted.
-
     :param client: in the session of the worker, or in any session once that one has ended.
-    :raises CoordinatorUnreachableError: the connection is lost, or the transaction failed for
-        another reason than a late checkpoint.
+    :raises CoordinatorUnreachableError: the connection is lost; attempts may have been counted.
     """
     counted: list[InFlight] = []
     in_flight = [each for each in in_flight if each.queue]
@@ -93,7 +84,8 @@ def _count(
         for read in read_nodes(client, [*paths, *(layout.queue(each.queue) for each in in_flight)])
     }
     session = client.client_id[0] if client.client_id is not None else 0
-    own, gone = set(), set()
+    own = set()
+    gone = set()
     for name in workers:
         read = found.get(layout.worker(name))
         if read is None:
@@ -108,6 +100,7 @@ def _count(
             continue
         # A queue may have had several messages in flight.
         node = changed.get(path) or QueueNode.parse(found[path].data, found[path].refused)
+        # A worker that lives in another session counts for itself.
         if each.worker in gone or (each.worker in own and node.owner == each.worker):
             marked = marked_node(node, each, reason, positions)
             if marked is not None:
@@ -115,55 +108,35 @@ def _count(
                 counted.append(each)
     if not changed:
         return [], []
-    transaction = client.transaction()
-    for name in sorted(own):
-        transaction.check(layout.worker(name), -1)
+    ops: list[m.Op] = [m.CheckOp(layout.worker(name)) for name in sorted(own)]
     for path, marked in changed.items():
-        transaction.set_data(path, marked.encode(), found[path].version)
-    written = [*map(layout.worker, sorted(own)), *changed]
-    late, refused = _commit(client, transaction, written)
-    if refused is not None:
-        return [each for each in counted if layout.queue(each.queue) != refused], []
-    return (counted, []) if late else ([], counted)
+        ops.append(m.SetOp(path, marked.encode(), found[path].version))
+    return _commit(client, layout, ops, counted)
 
 
-def _commit(client: Client, transaction: Any, paths: Sequence[str]) -> tuple[bool, str | None]:
-    """Commit; return whether a node changed before, and the path of a refused node."""
-    try:
-        results = transaction.commit()
-        for path, result in zip(paths, results, strict=True):
-            if is_refusal(result):
-                reason = refusal_reason(result, "written")
-                _log.warning(
-                    "%s: cannot count an attempt of a message, which may get one more: %s",
-                    path,
-                    reason,
-                )
-                return True, path
-        return _is_late(results), None
-    except KazooException as error:
-        raise connection_lost(client, error) from error
-
-
-def _is_late(results: Sequence[object]) -> bool:
-    for result in results:
-        if isinstance(result, (BadVersionError, NoNodeError)):
-            return True
-        if isinstance(result, KazooException) and not isinstance(result, RolledBackError):
-            raise result
-    return False
+def _commit(
+    client: Client, layout: Layout, ops: Sequence[m.Op], counted: list[InFlight]
+) -> tuple[list[InFlight], list[InFlight]]:
+    answer = commit(client, ops)
+    if isinstance(answer, m.NoResponse):
+        raise connection_lost(client, TimeoutError("no answer"))
+    if isinstance(answer, m.Committed):
+        return [], counted
+    if not answer.refuses(answer.index):
+        return counted, []  # a late checkpoint came between
+    refused = ops[answer.index].path
+    _log.warning(
+        "%s: cannot count an attempt of a message, which may get one more: %s",
+        refused,
+        answer.reason,
+    )
+    return [each for each in counted if layout.queue(each.queue) != refused], []
 
 
 def marked_node(
     node: QueueNode, in_flight: InFlight, reason: str, positions: Positions = TIME_POSITIONS
 ) -> QueueNode | None:
-    """Return a queue node with one more attempt for a message; None if that is not needed.
-
-    It is not needed if the message is recorded as done, or if it waits for an operator. Records of
-    other messages are kept: several messages that kill their process may follow each other before
-    `last` is recorded, and each needs its own count. Where positions are not stable and one message
-    is in flight at a time, only the newest record is kept.
-    """
+    """Return a node with one more attempt for a message; None if it is done or blocked."""
     position = in_flight.position
     name = positions.identity(position)
     if node.fault or _is_done(node, position):
@@ -174,6 +147,8 @@ def marked_node(
     ):
         return None  # the next owner counts the attempt, or has counted it
     progress = node.out_of_order or OutOfOrderProgress()
+    # Several messages that kill their process may follow each other before `last` is recorded, and
+    # each needs its own count.
     others = progress.other_failures
     for at, failure in enumerate(others):
         if positions.identity(failure.position) == name:
@@ -182,6 +157,7 @@ def marked_node(
             return _unless_same(node, replace(node, out_of_order=after))
     known = node.failure
     same = known is not None and positions.identity(known.position) == name
+    # Where positions are not stable and the queue runs one message, the newest record is enough.
     if known is None or same or (in_flight.in_line and not positions.stable):
         known = known if same else None
         counted = (known or FailureRecord(position, 0)).interrupted(reason)

@@ -34,7 +34,6 @@ from qdo.coordination.extra_operations import AddWatch, MultiRead
 from qdo.coordination.protocol import machine as m
 
 Watcher = Callable[[WatchedEvent], None]
-
 _EPHEMERAL_SEQUENTIAL = 3
 _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
@@ -42,15 +41,9 @@ _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 class KazooDriver:
     """Sends requests; for each answer, `put` gets a function that delivers it on the loop.
 
-    A read that fails because of its node gets `Refused`. A request that fails for a reason without
-    an answer for machines, such as a full disk, gets none: `refused` is called, and the loop drops
-    the connection.
-
-    Requests of one client are performed in the order of the calls, and answered in that order.
-    kazoo's connection itself puts an answer before it reads the next message of the coordinator.
-    So the event of a watch never overtakes the answer that armed it. Through kazoo's own results it
-    could: results and watches are two queues, each with a thread. A machine that waits for the
-    event would then wait forever.
+    Answers come in the order of the requests. A read that fails because of its node gets `Refused`.
+    A request that fails for another reason, such as a full disk, gets no answer: `refused` is
+    called, and the loop drops the connection.
     """
 
     def __init__(
@@ -109,11 +102,8 @@ class KazooDriver:
             self._client._call(many, _ManyReplies(self, [then for _, then in batch]))
 
     def commit(self, request: m.Commit, then: m.Callback) -> None:
-        """Perform a transaction.
-
-        Its requests are built here and not by kazoo's `TransactionRequest`, which splits every path
-        and checks every argument: 15 us for each queue of a checkpoint, a third of the total.
-        """
+        # Not with kazoo's `TransactionRequest`, which splits every path and checks every argument:
+        # 15 us for each queue of a checkpoint, a third of the total.
         client = self._client
         self._send(Transaction([operation(client, op) for op in request.ops]), committed, then)
 
@@ -136,20 +126,17 @@ class KazooDriver:
         return int(self._client.last_zxid)
 
     def _get_watched(self, path: str, then: m.Callback, watcher: Watcher) -> None:
-        """Read a node and watch it; a missing one is watched through `exists`.
-
-        The node may appear between the two requests. Then it is read after all; the watch of
-        `exists` stays armed.
-        """
+        """Read a node and watch it; a missing one is watched through `exists`."""
 
         def got(answer: m.Response) -> None:
             if isinstance(answer, m.NodeMissing):
-                self._send(Exists(path, watcher), _existence, looked)
+                self._send(Exists(path, watcher), _stat, looked)
             else:
                 then(answer)
 
         def looked(answer: m.Response) -> None:
-            if isinstance(answer, m.ChildrenRead):
+            # It appeared between the two requests; the watch of `exists` stays armed.
+            if isinstance(answer, m.NodeRead):
                 self._get_watched(path, then, watcher)
             else:
                 then(answer)
@@ -158,7 +145,12 @@ class KazooDriver:
 
 
 class _Reply:
-    """Receives the answer of one request from kazoo's connection."""
+    """Receives the answer of one operation from kazoo's connection."""
+
+    # The connection itself puts an answer before it reads the next message of the coordinator. So
+    # the event of a watch never overtakes the answer that armed it. Through kazoo's own results it
+    # could: results and watches are two queues, each with a thread. A machine that waits for the
+    # event would then wait forever.
 
     def __init__(
         self, driver: KazooDriver, convert: Callable[[Any], m.Response], then: m.Callback
@@ -174,14 +166,12 @@ class _Reply:
 
 
 class _SyncReply:
-    """Receives the answer of a sync, and the zxid of the coordinator at that moment."""
-
     def __init__(self, driver: KazooDriver, then: m.Callback) -> None:
         self._driver = driver
         self._then = then
 
     def set(self, value: Any) -> None:
-        """Deliver the zxid: later it would be that of a later answer."""
+        # Read the zxid now: on the loop it would be that of a later answer.
         answer = m.Synced(self._driver.last_zxid())
         self._driver.put(partial(self._then, answer))
 
@@ -190,8 +180,6 @@ class _SyncReply:
 
 
 class _ManyReplies:
-    """Receives the answer of a request of several reads."""
-
     def __init__(self, driver: KazooDriver, thens: list[m.Callback]) -> None:
         self._driver = driver
         self._thens = thens
@@ -224,17 +212,8 @@ def node_read(value: tuple[bytes | None, ZnodeStat]) -> m.NodeRead:
     return m.NodeRead(data or b"", stat.version, stat.mzxid, stat.ephemeralOwner)
 
 
-def _existence(stat: ZnodeStat | None) -> m.Response:
-    """Return an empty `ChildrenRead` if a node exists, else `NodeMissing`."""
-    return m.NodeMissing() if stat is None else m.ChildrenRead(())
-
-
 def _stat(stat: ZnodeStat | None) -> m.Response:
-    return (
-        m.NodeMissing()
-        if stat is None
-        else m.NodeRead(b"", stat.version, stat.mzxid, stat.ephemeralOwner)
-    )
+    return m.NodeMissing() if stat is None else node_read((b"", stat))
 
 
 def _listing(names: list[str]) -> m.Response:
@@ -246,11 +225,9 @@ def _created(root: str, path: str) -> m.Response:
 
 
 def committed(results: list[Any]) -> m.Committed | m.Rejected | m.NoResponse:
-    """Translate the results of a transaction: kazoo returns its errors, it does not raise them.
-
-    In a failed transaction, operations before the failed one have RolledBackError, and operations
-    after it RuntimeInconsistency.
-    """
+    """Translate the results of a transaction: kazoo returns its errors, it does not raise them."""
+    # In a failed transaction, operations before the failed one have RolledBackError, and operations
+    # after it RuntimeInconsistency.
     for index, result in enumerate(results):
         if isinstance(result, Exception) and not isinstance(result, RolledBackError):
             if isinstance(result, _UNANSWERED):

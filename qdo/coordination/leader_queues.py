@@ -10,31 +10,27 @@ from typing import Any, TypeAlias
 
 from kazoo.exceptions import KazooException
 
-from qdo.coordination.bulk_reads import is_refusal, names_below, read_nodes
+from qdo.coordination.bulk_reads import connection_lost, names_below, read_nodes
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.election import Election
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.protocol.rebalancer import Rebalancer
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
-from qdo.errors import CoordinatorUnreachableError
 from qdo.system.clock import clock
 
 Put = Callable[[Callable[[], object]], None]
+# Writes nodes with the leader's fence; a chore returns the number of nodes that it deleted.
 Act: TypeAlias = Callable[[Client, Layout, CheckOp], int]
-"""Writes nodes with the leader's fence; a chore returns the number of nodes that it deleted."""
+# A function of `queue_admin`, which changes the node of a queue.
 Change: TypeAlias = Callable[[Client, Layout, str], QueueNode]
-"""A function of `queue_admin`, which changes the node of a queue."""
 
 
 class LeaderQueues:
     """The queue nodes, for a worker that may be the leader.
 
-    Methods that wait for the coordinator raise CoordinatorUnreachableError if the connection is
-    lost; a change may have been made then. They raise NodeRefusedError if the coordinator does not
-    let this worker list, read or write the nodes.
-
-    :param put: calls a function on the loop of the coordination.
+    Methods that wait for the coordinator raise CoordinatorUnreachableError, although the change may
+    have been made, and NodeRefusedError if this worker may not list, read or write the nodes.
     """
 
     def __init__(
@@ -45,10 +41,10 @@ class LeaderQueues:
         self._client = client
         self._layout = layout
         self._put = put
+        # The rows of outboxes that the broker refused, by table.
         self.refused_rows: dict[str, int] = {}
-        """The rows of outboxes that the broker refused, by table."""
+        # Their rows that are due and not sent, by table.
         self.waiting_rows: dict[str, int] = {}
-        """Their rows that are due and not sent, by table."""
 
     def is_leader(self) -> bool:
         return self.election.leading
@@ -87,7 +83,7 @@ class LeaderQueues:
         try:
             return change(self._client, self._layout, name)
         except KazooException as error:
-            raise unreachable(self._layout, error) from error
+            raise connection_lost(self._client, error) from error
 
     def with_fence(self, act: Act) -> int:
         """Call a function with the leader's fence, and return its result; 0 unless this leads.
@@ -101,20 +97,10 @@ class LeaderQueues:
         return act(self._client, self._layout, fence)
 
 
-def current_names(client: Client, layout: Layout, path: str) -> set[str]:
-    """Return the names below a node, including all that exist at the time of the call.
-
-    A server that lags would leave out new ones.
-    """
-    try:
+def current_names(client: Client, path: str) -> set[str]:
+    """Return the names below a node, including all that exist at the time of the call."""
+    try:  # without it, a server that lags would leave out new ones
         client.sync(path)
     except KazooException as error:
-        raise unreachable(layout, error) from error
+        raise connection_lost(client, error) from error
     return set(names_below(client, path))
-
-
-def unreachable(layout: Layout, error: KazooException) -> CoordinatorUnreachableError:
-    reason = f"{type(error).__name__} {error}".strip()
-    if is_refusal(error):
-        reason += f"; give qdo all rights on the nodes below {layout.root}"
-    return CoordinatorUnreachableError(url=layout.root, reason=reason)

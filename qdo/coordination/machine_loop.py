@@ -23,24 +23,23 @@ from qdo.coordination.protocol.silence import SILENCE, SilenceDetector
 from qdo.system.clock import clock
 from qdo.text import describe
 
+# Delays before a connection is dropped after refused requests in a row.
 REFUSAL_BACKOFF = Backoff(0.1, 5.0)
-"""Delays before a connection is dropped after refused requests in a row."""
 
 
 class MachineLoop:
     """Delivers events to state machines, and performs their requests.
 
-    :ivar machines: the machines, in the order in which their requests are performed.
-    :ivar lease: renewed by every acknowledged transaction; None before the session starts.
-    :ivar running: False once the session is over.
     :param before_flush: called in each step after all events were delivered.
-    :param after_step: called in each step after all requests were performed.
+    :param after_step: called last in each step.
     """
 
     def __init__(
         self, client: Client, *, before_flush: Callable[[], None], after_step: Callable[[], None]
     ) -> None:
+        # In the order in which their requests are performed.
         self.machines: list[m.Machine] = []
+        # Renewed by every acknowledged transaction; None before the session starts.
         self.lease: Lease | None = None
         self.running = False
         self.up = False
@@ -119,11 +118,9 @@ class MachineLoop:
         self._client.drop_connection(reason)
 
     def _refused(self, error: Exception) -> None:
-        """Leave a request unanswered, and soon drop the connection, which answers it.
-
-        Machines then repeat it, as after a lost answer. Until the coordinator accepts it again,
-        the lease may expire; then no message starts, and the session is kept.
-        """
+        """Leave a request unanswered, and soon drop the connection, which answers it."""
+        # Machines then repeat it, as after a lost answer. Until the coordinator accepts it again,
+        # the lease may expire; then no message starts, and the session is kept.
         if self._drop_at == float("inf"):
             self._refusals += 1
             spread = random.random()  # spreads pauses
@@ -196,22 +193,19 @@ class MachineLoop:
             machine.connected()
 
     def suspended(self) -> None:
-        """Count all requests as unanswered, and tell the machines that the connection is lost.
-
-        Requests that kazoo sends later, and answers that arrive later, precede the barrier that
-        the machines write first after the reconnection.
-        """
+        """Count all requests as unanswered, and tell the machines that the connection is lost."""
+        # Requests that kazoo sends later, and answers that arrive later, precede the barrier that
+        # the machines write first after the reconnection.
         self.up = False
         self._leave_unanswered()
         for machine in self.machines:
             machine.suspended()
 
     def _leave_unanswered(self) -> None:
-        """Answer `NoResponse` to all requests, sent or not.
-
-        Machines start again in `connected` and must not take an old answer for a new one.
-        """
-        unanswered, self._unanswered = self._unanswered, {}
+        """Answer `NoResponse` to all requests, sent or not."""
+        # Machines start again in `connected` and must not take an old answer for a new one.
+        unanswered = self._unanswered
+        self._unanswered = {}
         self._silence.reset()
         self._drop_at = float("inf")
         waiting = list(unanswered.values())

@@ -8,7 +8,6 @@ with a new client. See `machine_loop` for the loop that runs the machines.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from kazoo.protocol.states import KazooState
 from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import LeaderQueues
 from qdo.coordination.machine_loop import MachineLoop
+from qdo.coordination.progress_reports import ProgressReports
 from qdo.coordination.protocol.acquisition import faults
 from qdo.coordination.protocol.claims import Claim, ClaimListener
 from qdo.coordination.protocol.doorbells import DoorbellWatches
@@ -40,7 +40,6 @@ class Member:
     """A registered worker.
 
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
-    :ivar failure: the error that ended the loop, if one did: a bug.
     :param make_machines: returns further machines for this member once it is registered.
     :param on_doorbell: called with the name of a watched queue that a sender notified; None: no
         doorbell is watched.
@@ -61,7 +60,7 @@ class Member:
         options: MemberOptions = MemberOptions(),  # noqa: B008 -- frozen
     ) -> None:
         self.name = ""
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # a bug has ended the loop
         self._client = client
         self._layout = layout
         self._listener = listener
@@ -69,17 +68,18 @@ class Member:
         self._make_machines = make_machines
         self._options = options
         self._handler = client.handler
-        self._loop = MachineLoop(
-            client, before_flush=self._pass_on_progress, after_step=self._notify
-        )
+        reports = ProgressReports(self.call, self._handler.event_object)
+        self._reports = reports
+        # Called for each message: bound once, without a frame of its own.
+        self.progress = reports.progress
+        self.record = reports.record
+        self._loop = MachineLoop(client, before_flush=reports.pass_on, after_step=self._notify)
         self._watches = DoorbellWatches(layout, on_doorbell) if on_doorbell is not None else None
-        self._progressed: deque[Claim] = deque()
         self._registered = self._handler.event_object()
         self._ended = self._handler.event_object()
         self._released = self._handler.event_object()
-        self._recordings: list[tuple[Claim, Any]] = []
-        """The callers of `record`, each with the event that it waits for."""
-        self._leaving = self._lost_queues = False
+        self._leaving = False
+        self._lost_queues = False
         self._component: Component | None = None
         self._ownership: Ownership | None = None
         self._leader: LeaderQueues | None = None
@@ -155,29 +155,9 @@ class Member:
 
     # --- called by the engine ---------------------------------------------------------
 
-    def call(self, event: Callable[[], object]) -> None:
-        """Call a function on the loop that runs the machines."""
+    def call(self, event: Callable[[], object] | None) -> None:
+        """Call a function on the loop that runs the machines; None only wakes the loop."""
         self._loop.put(event)
-
-    def progress(self, claim: Claim) -> None:
-        """Record ``claim.done`` with the next checkpoint."""
-        waiting = self._progressed
-        waiting.append(claim)
-        if len(waiting) == 1:
-            self._loop.put(None)
-
-    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        """Checkpoint at once; return whether ``claim.done`` was recorded, or the claim ended."""
-        done = self._handler.event_object()
-
-        def begin() -> None:
-            if self._ownership is not None:
-                self._ownership.progress(claim)
-                self._ownership.checkpoints.hurry()
-            self._recordings.append((claim, done))
-
-        self._loop.put(begin)
-        return bool(done.wait(timeout_seconds))
 
     def finished(self, claim: Claim) -> None:
         """Called when no message of a claim that is being released runs any more."""
@@ -239,21 +219,13 @@ class Member:
             self._end()
             raise
 
-    def _pass_on_progress(self) -> None:
-        if self._ownership is not None:
-            while self._progressed:
-                self._ownership.progress(self._progressed.popleft())
-
     def _notify(self) -> None:
         """Wake the callers whose condition now holds."""
         if (ownership := self._ownership) is None:
             return
         if ownership.draining and ownership.empty():
             self._released.set()
-        if self._recordings:
-            for each in [each for each in self._recordings if ownership.recorded(each[0])]:
-                self._recordings.remove(each)
-                each[1].set()
+        self._reports.notify(ownership)
 
     # --- the session ------------------------------------------------------------------
 
@@ -270,7 +242,8 @@ class Member:
         if not self._loop.running:
             return
         self._suspended()
-        lease, timeout = self._loop.lease, self._client.negotiated_timeout_seconds
+        lease = self._loop.lease
+        timeout = self._client.negotiated_timeout_seconds
         if lease is not None and timeout:
             lease.timeout_seconds = timeout
             if heard_at is not None:
@@ -288,7 +261,8 @@ class Member:
 
     def _worker_registered(self, path: str) -> None:
         self.name = name = path.rpartition("/")[2]
-        lease, options = self.lease, self._options
+        lease = self.lease
+        options = self._options
         self._ownership = ownership = Ownership(
             self._layout,
             name,
@@ -298,6 +272,7 @@ class Member:
             on_gone=self._evicted,
             options=options,
         )
+        self._reports.ownership = ownership
         if self._component is not None:
             self._component.faults = partial(faults, ownership.slots)
         rebalancer = Rebalancer(
@@ -347,9 +322,7 @@ class Member:
             self._lost_queues = not self._ownership.empty()
             self._ownership.expire()
         self._released.set()
-        for _, done in self._recordings:
-            done.set()
-        self._recordings.clear()
+        self._reports.end()
         self._ended.set()
         self._registered.set()
         if not self._leaving:

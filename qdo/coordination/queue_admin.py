@@ -1,6 +1,6 @@
 """Change a queue node while workers run.
 
-Operators seek, decide, mark as deleted and reset. The leader retires, restores, marks finished.
+Operators seek, decide, delete and reset. The leader retires, restores, marks finished.
 
 Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
 change increments ``seek``: the owner then follows the node, and not its own later progress. One
@@ -14,9 +14,6 @@ write of its folder: see `protocol.rebalancer`.
 An operator's change also leaves an entry in the action log, in the same transaction: `record` makes
 that operation, from the node before and after. Each call of it returns the same path, so a change
 whose answer was lost is recognized by its entry.
-
-Positions that an operator imports from a file are seeks that leave a mark. The mark is a key of the
-queue node, which owners keep. With it the same file moves a queue once.
 
 A change raises NotFoundError for a queue without a node, and NodeRefusedError if the coordinator
 does not let this client read, write or delete the node.
@@ -35,7 +32,7 @@ from qdo.coordination.client import Client
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.transactions import Node, change, commit, make_folder, read
 from qdo.coordination.znodes.layout import Layout
-from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
+from qdo.coordination.znodes.queue_node import NEW, FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.errors import (
     AlreadyDecidedError,
@@ -47,15 +44,19 @@ from qdo.errors import (
 )
 
 Change = Callable[[QueueNode], QueueNode]
+# Makes the entry of a change in the action log, from the node before and after.
 Record: TypeAlias = Callable[[QueueNode, QueueNode], m.CreateOp]
-"""Makes the entry of a change in the action log, from the node before and after."""
+# Failing messages of a queue, by their positions; or the first, or all of them.
 Which: TypeAlias = tuple[int, ...] | Literal["first", "all"]
-"""Failing messages of a queue, by their positions; or the first, or all of them."""
-
+# Key of a queue node that was marked as deleted because the broker no longer has the queue.
+#
+# A queue that an operator marked lacks this key, and stays deleted when the broker lists it.
 RETIRED = "retired"
-"""Key of a queue node that was marked as deleted because the broker no longer has the queue.
-
-A queue that an operator marked lacks this key, and stays deleted when the broker lists it."""
+# Queues that one transaction moves.
+AT_ONCE = 100
+# Key of a queue node, which owners keep: the id of the file that moved it last. With it the same
+# file moves a queue once.
+KEY = "imported"
 
 
 def seek(
@@ -94,10 +95,6 @@ def _sought(last: int, position: str | None, finished: str | None, onward: bool)
     return change
 
 
-AT_ONCE = 100
-"""Queues that one transaction moves."""
-
-
 def seek_many(
     client: Client,
     layout: Layout,
@@ -108,8 +105,7 @@ def seek_many(
 ) -> None:
     """Continue each queue after its place as `seek` does, at most `AT_ONCE` of them.
 
-    No change has an entry in the action log: its caller has written one for all. A queue without a
-    node is left out. If one of them changes meanwhile, each is moved by itself.
+    A queue without a node is left out. The caller has written one entry of the action log for all.
     """
     changes = {queue: _sought(*place, finished, onward) for queue, place in places.items()}
     ops: list[m.Op] = []
@@ -126,6 +122,7 @@ def seek_many(
         ops += _notice(client, layout, owner, *queues) if owner else []
     if not ops or isinstance(commit(client, ops), m.Committed):
         return
+    # One of them has changed meanwhile: move each by itself.
     for queue in changes:
         with suppress(NotFoundError):
             change_node(client, layout, queue, changes[queue], onward=onward)
@@ -152,8 +149,7 @@ def decide(
 ) -> tuple[FailureRecord, ...]:
     """Decide about messages that fail, run or block a queue; return their failure records.
 
-    A message may run at this moment. If that attempt succeeds, the message is done and the decision
-    has no effect.
+    If a message runs at this moment and succeeds, the decision has no effect.
 
     :param decision: "retry": the message runs again, and its attempts count from 1. "skip" or
         "dead-letter": the owner, or the next one, ends an attempt that runs, and the message.
@@ -206,10 +202,7 @@ def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> Q
 
 
 def chosen(node: QueueNode, queue: str, which: Which) -> tuple[FailureRecord, ...]:
-    """Return the failure records of the messages that `decide` decides about.
-
-    :raises NotFailingError: see `decide`; the subclasses name a message.
-    """
+    """Return the failure records that `decide` decides about; raise NotFailingError as it does."""
     open_ones = (*node.blocking, *node.retrying)
     if isinstance(which, tuple):
         return tuple(_named(node, queue, position) for position in dict.fromkeys(which))
@@ -229,14 +222,6 @@ def _named(node: QueueNode, queue: str, position: int) -> FailureRecord:
     return found
 
 
-def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Mark a queue as deleted: its owner releases it, and no worker claims it.
-
-    :raises CorruptNodeError: the node cannot be read; writing it would lose its content.
-    """
-    return change_node(client, layout, queue, _deleted(queue))
-
-
 def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
     """Restore a queue that was marked as deleted, from its beginning."""
     return change_node(
@@ -254,7 +239,9 @@ def retire(
 ) -> QueueNode:
     """Mark a queue as deleted that its broker no longer has; return the node before the change.
 
-    Its owner releases it with all its progress. Raise CorruptNodeError as `mark_deleted` does.
+    Its owner releases it with all its progress, and no worker claims it.
+
+    :raises CorruptNodeError: the node cannot be read; writing it would lose its content.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -296,7 +283,8 @@ def remove(
 
     def decide(folder: Node) -> list[m.Op] | None:
         nonlocal owner
-        found, owner = read(client, path), ""
+        found = read(client, path)
+        owner = ""
         if not isinstance(folder, m.NodeRead) or not isinstance(found, m.NodeRead):
             return None
         node = QueueNode.parse(found.data)
@@ -323,17 +311,9 @@ def without_marks(node: QueueNode) -> QueueNode:
 
 
 def _marked(queue: str, node: QueueNode, extra: tuple[tuple[str, bool], ...]) -> QueueNode:
-    deleted = _deleted(queue)(node)
-    return replace(deleted, extra=(*without_marks(deleted).extra, *extra))
-
-
-def _deleted(queue: str) -> Change:
-    def change(node: QueueNode) -> QueueNode:
-        if node.fault is not None:
-            raise CorruptNodeError(queue=queue, reason=node.fault)
-        return replace(node, deleted=True)
-
-    return change
+    if node.fault is not None:
+        raise CorruptNodeError(queue=queue, reason=node.fault)
+    return replace(node, deleted=True, extra=(*without_marks(node).extra, *extra))
 
 
 def change_node(
@@ -351,8 +331,9 @@ def change_node(
     :param sought: 1 if the owner must follow the node, 0 if its own later progress counts.
     :param onward: the change does not move the queue back, so the owner keeps its progress.
     """
-    path = layout.queue(queue)
-    refusing, before, written = "", QueueNode(), (b"", 0)
+    refusing = ""
+    before = NEW
+    written = (b"", 0)
     entry: m.CreateOp | None = None
 
     def decide(node: Node) -> list[m.Op] | None:
@@ -363,22 +344,21 @@ def change_node(
         after = change(before)
         if after is before:
             return None
-        kept = before.onward + (sought if onward else 0)
-        data = replace(after, seek=before.seek + sought, onward=kept).encode()
-        written = data, node.version + 1
-        ops: list[m.Op] = [m.SetOp(path, data, node.version)]
+        marked = replace(after, seek=before.seek + sought, onward=before.onward + sought * onward)
+        written = marked.encode(), node.version + 1
+        ops: list[m.Op] = [m.SetOp(layout.queue(queue), written[0], node.version)]
         if record is not None:
             entry = record(before, after)
             ops.append(entry)
-        if before.owner and before.owner != refusing:
-            ops.extend(_notice(client, layout, before.owner, queue))
-        return ops
+        notified = before.owner not in ("", refusing)
+        return [*ops, *_notice(client, layout, before.owner, queue)] if notified else ops
 
     def is_mine(node: m.NodeRead) -> bool:
         return _is_there(client, entry) if entry else (node.data, node.version) == written
 
     while True:
         try:
+            path = layout.queue(queue)
             transactions.change(client, path, decide, root=layout.root, is_mine=is_mine)
             return before
         except NodeRefusedError as error:
@@ -393,24 +373,17 @@ def _is_there(client: Client, entry: m.CreateOp) -> bool:
 
 
 def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[m.Op]:
-    """Return the request to the owner of queues to read them again.
-
-    There is none for an owner that is gone forever: the next one reads the queue node.
-    """
+    """Return the request to the owner of queues to read them again."""
     path = layout.worker(owner)
     try:
         node = read(client, path)
     except NodeRefusedError:
         return []
     if not isinstance(node, m.NodeRead):
-        return []
+        return []  # the owner is gone, and the next one reads the queue node
     own = WorkerNode.parse(node.data)
     reread = tuple(dict.fromkeys((*own.reread, *queues)))
     return [m.SetOp(path, replace(own, reread=reread).encode(), node.version)]
-
-
-KEY = "imported"
-"""Key of a queue node: the id of the file that moved it last."""
 
 
 def is_imported(node: QueueNode, id: str) -> bool:
@@ -427,16 +400,12 @@ def place(
     record: Record,
 ) -> None:
     """Continue a queue after `wanted`, once for each file; create a missing node."""
-    make_folder(client, layout.queues)
-    if _created(client, layout, queue, _with_mark(wanted, id), record):
+    if create(client, layout, queue, _with_mark(wanted, id), record):
         return
+    follow = _sought(wanted.last, wanted.position, finished, onward=False)
 
     def move(node: QueueNode) -> QueueNode:
-        if is_imported(node, id):
-            return node
-        if finished is not None and node.position == finished:
-            node = without_marks(node)
-        return _with_mark(with_seek(node, wanted.last, wanted.position), id)
+        return node if is_imported(node, id) else _with_mark(follow(node), id)
 
     change_node(client, layout, queue, move, record=record)
 
@@ -455,30 +424,29 @@ def _with_mark(node: QueueNode, id: str) -> QueueNode:
     return replace(node, extra=(*others, (KEY, id)))
 
 
-def create(client: Client, layout: Layout, queue: str) -> None:
-    """Create the node of a queue unless there is one, as the leader does."""
+def create(
+    client: Client,
+    layout: Layout,
+    queue: str,
+    node: QueueNode = NEW,
+    record: Record | None = None,
+) -> bool:
+    """Create the node of a queue; return False if there is one."""
     make_folder(client, layout.queues)
     path = layout.queue(queue)
-
-    def decide(found: Node) -> list[m.Op] | None:
-        return None if isinstance(found, m.NodeRead) else [m.CreateOp(path, QueueNode().encode())]
-
-    change(client, path, decide, root=layout.root)
-
-
-def _created(client: Client, layout: Layout, queue: str, wanted: QueueNode, record: Record) -> bool:
-    """Create the node of a queue; return False if there is one."""
     entry: m.CreateOp | None = None
 
     def decide(found: Node) -> list[m.Op] | None:
         nonlocal entry
         if isinstance(found, m.NodeRead):
             return None
-        entry = record(QueueNode(), wanted)
-        return [m.CreateOp(layout.queue(queue), wanted.encode()), entry]
+        ops: list[m.Op] = [m.CreateOp(path, node.encode())]
+        if record is not None:
+            entry = record(NEW, node)
+            ops.append(entry)
+        return ops
 
     def is_mine(found: m.NodeRead) -> bool:
         return entry is not None and _is_there(client, entry)
 
-    path = layout.queue(queue)
     return change(client, path, decide, root=layout.root, is_mine=is_mine) is not None

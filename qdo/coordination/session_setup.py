@@ -1,10 +1,8 @@
 """Set up a new session before its worker registers: check the server's version and the broker.
 
-Some versions of ZooKeeper may lose acknowledged transactions.
-
-If a follower dies while it synchronizes with a new leader, an ensemble of these versions may come
-back without transactions that it had acknowledged: ZOOKEEPER-4643, -4646, -4685 and -4785, and in
-only in 3.9.3 ZOOKEEPER-4925. A single server is not affected.
+If a follower dies while it synchronizes with a new leader, some versions of ZooKeeper may come back
+without transactions that they had acknowledged: ZOOKEEPER-4643, -4646, -4685 and -4785, and in
+3.9.3 ZOOKEEPER-4925. A single server is not affected.
 
 The checks raise CoordinatorUnreachableError if they take longer than their time, or if the session
 is lost.
@@ -31,6 +29,7 @@ from kazoo.exceptions import (
 from kazoo.retry import KazooRetry
 
 from qdo.coordination.access import NodeRights, acl_rejected
+from qdo.coordination.bulk_reads import connection_lost
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
@@ -38,17 +37,20 @@ from qdo.coordination.znodes.values import encode, load
 from qdo.errors import NodeRefusedError, OpenTreeError, UsageError
 from qdo.system.clock import clock
 
+_Result = TypeVar("_Result")
+SAFE = "3.8.4 and later of 3.8, 3.9.2, and 3.9.4 and later"
+_VERSION = re.compile(r"version: (\d+)\.(\d+)\.(\d+)")
+_MODE = re.compile(r"Mode: (\w+)")
+_MOST_BYTES = 65_536
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerNode:
-    """The broker that the workers of an app use, if it is a file.
+    """The broker that the workers of an app use, if it is a file."""
 
-    :ivar id: random number of the file; it moves and is copied with the file.
-    :ivar address: address with which the first worker opened it.
-    """
-
-    id: str
-    address: str
+    id: str  # a random number, which is copied with the file
+    address: str  # as the first worker opened it
     host: str
 
     @classmethod
@@ -60,9 +62,6 @@ class BrokerNode:
         return encode({"id": self.id, "address": self.address, "host": self.host})
 
 
-_Result = TypeVar("_Result")
-
-
 def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> Lease:
     """Create the persistent nodes; return the lease of the session."""
     return _retried(partial(_prepare, client, layout), client, layout, timeout_seconds)
@@ -70,8 +69,6 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
 
 def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None:
     """Reject nodes that accounts without a role can change, if the settings require that.
-
-    `qdo admin acl apply` does these nodes last. So all other nodes have their rights if these have.
 
     :raises OpenTreeError: an account without a role can change a node.
     :raises NodeRefusedError: this account may not read its rights.
@@ -83,6 +80,7 @@ def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None
 
 
 def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
+    # `qdo admin acl apply` does these nodes last: if they have their rights, all others have.
     for path in (layout.root, *layout.persistent):
         with contextlib.suppress(NoNodeError):
             stranger = rights.stranger(client.get_acls(path)[0])
@@ -93,15 +91,11 @@ def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
 def check_broker(
     client: Client, layout: Layout, broker: BrokerNode, timeout_seconds: float
 ) -> None:
-    """Compare the broker file of a worker with that of the first worker of its app.
-
-    Workers with different files would share the queues by name, and each would miss the messages
-    in the files of the others.
-
-    :raises UsageError: it is another file.
-    """
+    """Raise UsageError unless a worker has the same broker file as the first of its app."""
     read = partial(_first_broker, client, layout, broker)
     first = _retried(read, client, layout, timeout_seconds)
+    # Workers with different files would share the queues by name, and each would miss the messages
+    # in the files of the others.
     if first.id != broker.id:
         app = layout.root.rpartition("/")[2]
         raise UsageError(
@@ -135,10 +129,7 @@ def _retried(
         account = client.access.account_name()
         raise NodeRefusedError(path=layout.root, account=account) from error
     except KazooException as error:
-        # Import it late: it brings the rebalancer, and commands need only the nodes of this module.
-        from qdo.coordination.leader_queues import unreachable
-
-        raise unreachable(layout, error) from error
+        raise connection_lost(client, error) from error
     return result
 
 
@@ -165,14 +156,6 @@ def _first_broker(client: Client, layout: Layout, mine: BrokerNode) -> BrokerNod
             client.ensure_path(layout.root)
             client.create(layout.broker, mine.encode())
     return BrokerNode.parse(client.get(layout.broker)[0])
-
-
-SAFE = "3.8.4 and later of 3.8, 3.9.2, and 3.9.4 and later"
-_VERSION = re.compile(r"version: (\d+)\.(\d+)\.(\d+)")
-_MODE = re.compile(r"Mode: (\w+)")
-_MOST_BYTES = 65_536
-
-_log = logging.getLogger(__name__)
 
 
 def is_safe(version: tuple[int, int, int]) -> bool:
@@ -210,22 +193,21 @@ def warn_of_server(client: Client) -> None:
 class ServerReport:
     """The description that one server of the address gives of itself.
 
-    :ivar version: None if the server does not tell, as is `mode`: it may not allow `srvr`.
-    :ivar mode: "leader", "follower", "observer" or "standalone".
-    :ivar fault: why the server cannot be reached, None if it can.
+    Version and mode are None if the server does not tell them: it may not allow `srvr`.
     """
 
     host: str
     version: tuple[int, int, int] | None = None
-    mode: str | None = None
-    fault: str | None = None
+    mode: str | None = None  # "leader", "follower", "observer" or "standalone"
+    fault: str | None = None  # why it cannot be reached
 
 
 def read_server(host: str, timeout_seconds: float) -> ServerReport:
     """Ask a server for its version and mode, without TLS; `host` may have a port or brackets."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
-        name, port = host, "2181"
+        name = host
+        port = "2181"
     answer = b""
     try:
         with socket.create_connection((name.strip("[]"), int(port)), timeout_seconds) as connection:
@@ -235,6 +217,7 @@ def read_server(host: str, timeout_seconds: float) -> ServerReport:
     except OSError as error:
         return ServerReport(host, fault=error.strerror or type(error).__name__)
     text = answer.decode(errors="replace")
-    found, mode = _VERSION.search(text), _MODE.search(text)
+    found = _VERSION.search(text)
+    mode = _MODE.search(text)
     version = (int(found[1]), int(found[2]), int(found[3])) if found else None
     return ServerReport(host, version, mode[1] if mode else None)

@@ -6,9 +6,8 @@ Processes without a lease, such as web servers and scripts, have only this one. 
 first use. Its session has no ephemeral nodes, so nothing is lost with it: kazoo begins another one.
 
 `LeasedConnection` is such a connection with nodes of its own: the locks of a process that is not a
-worker. The process has a node below ``components``. It exists as long as the session, so other
-processes see that this one lives. Regular contact keeps a lease, by the same rule as a worker's:
-while it is valid, the coordinator has not ended the session.
+worker, and a node below ``components`` that shows that the process lives. Regular contact keeps a
+lease, by the same rule as a worker's.
 """
 
 from __future__ import annotations
@@ -43,16 +42,13 @@ _log = logging.getLogger(__name__)
 class SideConnection:
     """A client, and a loop for its machines. Any thread may use it.
 
-    A forked child opens its own: it makes a new object.
-
-    :ivar pid: the process that opened it.
     :param client: open and connected; closed by `close`.
-    :param lease: renewed by every transaction, for a session that owns nodes.
+    :param lease: for a session that owns nodes.
     """
 
     def __init__(self, client: Client, lease: Lease | None = None) -> None:
         self.client = client
-        self.pid = os.getpid()
+        self.pid = os.getpid()  # a forked child opens its own
         self._unclosed = threading.Lock()
         self._loop = MachineLoop(client, before_flush=_nothing, after_step=_nothing)
         self._loop.lease = lease
@@ -133,9 +129,7 @@ class LeasedConnection(SideConnection):
 
     :ivar lease: valid while the session certainly lives.
     :ivar path: path of the node of this process, "" before it is registered.
-    :ivar waiters: events that are set once it has ended.
     :param component: the description of this process; `host` is part of its node's name.
-    :raises CoordinatorUnreachableError: the coordinator does not respond.
     """
 
     def __init__(self, client: Client, layout: Layout, component: Mapping[str, Any]) -> None:
@@ -145,6 +139,7 @@ class LeasedConnection(SideConnection):
         timeout = client.negotiated_timeout_seconds or 0.0
         self.lease = Lease(timeout, client.heard_at or sent_at)
         self.over = False
+        # Events that are set once it has ended.
         self.waiters: set[Any] = set()
         self.path = ""
         self._named: Any = client.handler.event_object()
@@ -159,10 +154,7 @@ class LeasedConnection(SideConnection):
         return int(client.client_id[0]) if client.client_id is not None else 0
 
     def wait_registered(self, timeout_seconds: float) -> str:
-        """Wait until this process has a node; return its path.
-
-        :raises CoordinatorUnreachableError: it has none in time.
-        """
+        """Wait for the node of this process, and return its path."""
         self._named.wait(timeout_seconds)
         if not self.path or self.over:
             raise CoordinatorUnreachableError(
@@ -206,10 +198,9 @@ class LeasedConnection(SideConnection):
 
 
 def note_in_component(client: Client, layout: Layout, note: Mapping[str, Any]) -> None:
-    """Add keys to the component node of the client's session, if it has one.
+    """Add keys to the component node of the client's session, until the worker writes it again.
 
-    The worker overwrites them when it writes its node again. Raise CoordinatorUnreachableError if
-    the connection is lost.
+    :raises CoordinatorUnreachableError: the connection is lost.
     """
     folder = f"{layout.components}/worker"
     names = names_below(client, folder)

@@ -23,11 +23,10 @@ from qdo.coordination.protocol import machine as m
 from qdo.errors import NodeRefusedError
 from qdo.system.clock import clock
 
+# How long a caller waits for one answer, over lost connections too.
 ANSWER_SECONDS = 15.0
-"""How long a caller waits for one answer, over lost connections too."""
+# How long a change is repeated while no transaction is answered.
 CHANGE_SECONDS = 2 * ANSWER_SECONDS
-"""How long a change is repeated while no transaction is answered."""
-
 Node = m.NodeRead | m.NodeMissing
 Decide = Callable[[Node], Sequence[m.Op] | None]
 
@@ -89,10 +88,8 @@ def make_folder(client: Client, path: str) -> None:
 
 
 def settle(client: Client, root: str) -> None:
-    """Wait until no earlier transaction of this client can take effect any more.
-
-    A committed check of `root`, a node that exists, is a barrier. It changes nothing.
-    """
+    """Wait until no earlier transaction of this client can take effect any more."""
+    # A committed check of `root`, a node that exists, is a barrier. It changes nothing.
     deadline = clock() + ANSWER_SECONDS
     while isinstance(commit(client, [m.CheckOp(root)]), m.NoResponse):
         if client.session_over or clock() > deadline:
@@ -119,9 +116,11 @@ def change(
     :param guess: the node for the first decision, which saves a read if it is right.
     :returns: the transaction; None if `decide` returned None.
     """
-    unanswered, deadline = False, clock() + CHANGE_SECONDS
+    unanswered = False
+    deadline = clock() + CHANGE_SECONDS
     while True:
-        node, guess = guess or read(client, path), None
+        node = guess or read(client, path)
+        guess = None
         if unanswered and isinstance(node, m.NodeRead) and is_mine(node):
             return m.Committed(node.mzxid, (node.version,))
         ops = decide(node)

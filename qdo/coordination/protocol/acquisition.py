@@ -14,25 +14,66 @@ from collections.abc import Callable, Mapping
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.rebalancer import Deletions
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import WorkerNode
 from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
-
 NO_NODE = "it has no node"
+# Pause before a refused node is tried again: no watch fires when its ACL changes.
 RETRY_SECONDS = 15.0
-"""Pause before a refused node is tried again: no watch fires when its ACL changes."""
+
+
+class Deletions:
+    """The version of the folder of queue nodes, as known to one worker."""
+
+    def __init__(self, folder: str, machine: m.Machine) -> None:
+        self.known = False
+        self._folder = folder
+        self._machine = machine
+        self._version = 0
+        self.reading = False
+        self._unchecked = False
+
+    def read(self) -> None:
+        """Read the version. Queue nodes read after this call may be claimed under it."""
+        self.known = False
+        self.reading = True
+        self._machine.ask(m.Stat(self._folder), self._read)
+
+    def _read(self, answer: m.Response) -> None:
+        if isinstance(answer, m.NoResponse):
+            return  # read again after the reconnection
+        self.reading = False
+        if isinstance(answer, m.Refused):
+            self._give_up(answer.reason)
+        self.known = self._unchecked or isinstance(answer, m.NodeRead)
+        if isinstance(answer, m.NodeRead):
+            self._version = answer.version
+
+    def checks(self) -> tuple[m.CheckOp, ...]:
+        """Return the operations that a claim must contain."""
+        return () if self._unchecked else (m.CheckOp(self._folder, self._version),)
+
+    def rejected(self, answer: m.Rejected) -> None:
+        """Handle a claim that failed for such an operation."""
+        self.known = False
+        if answer.fault is m.CommitError.OTHER:
+            self._give_up(answer.reason)
+
+    def _give_up(self, reason: str) -> None:
+        if not self._unchecked:
+            self._unchecked = True
+            log.warning(
+                "cannot check %s: %s; claiming queues all the same; give qdo all rights on it",
+                self._folder,
+                reason,
+            )
 
 
 class Acquisition:
-    """The slots of one worker that are reading, waiting, unusable or free.
-
-    :ivar free: slots without an owner, at the version read.
-    :ivar deletions: notices that nodes were deleted since.
-    """
+    """The slots of one worker that are reading, waiting, unusable or free."""
 
     def __init__(
         self,
@@ -45,6 +86,7 @@ class Acquisition:
         clock: Callable[[], float],
         lease: Lease,
     ) -> None:
+        # Slots without an owner, at the version read.
         self.free: dict[str, OwnedQueue] = {}
         self.deletions = Deletions(layout.queues, machine)
         self._layout = layout
@@ -100,7 +142,8 @@ class Acquisition:
         if self.free and not (self.deletions.known or self.deletions.reading):
             self._read_all(QueueState.FREE)  # the folder of queues was missing
         if not self._reads:
-            checks, self._to_check = self._to_check, {}
+            checks = self._to_check
+            self._to_check = {}
             for owner, slots in checks.items():
                 self._look(owner, slots)
 
@@ -232,18 +275,16 @@ class Acquisition:
         self._waiting.setdefault(owner, {})[slot.queue] = slot
 
     def _unlisted(self, slot: OwnedQueue, owner: str) -> None:
-        """Handle a queue whose node names a live worker that does not list it.
-
-        Usually the owner has released it since the queue was read, so it is read again. If its node
-        is still the same, another program has written one of the two nodes: a release changes both.
-        The owner lists its queues again as soon as it notices. If neither node changes for a
-        session timeout, the queue counts as free.
-        """
+        """Handle a queue whose node names a live worker that does not list it."""
+        # Usually the owner has released it since the queue was read, so it is read again.
         if slot.unlisted != slot.version:
             slot.unlisted = slot.version
             slot.take_at = float("inf")
             self.read(slot)
             return
+        # Another program has written one of the two nodes: a release changes both. The owner lists
+        # its queues again as soon as it notices. If neither node changes for a session timeout, the
+        # queue counts as free.
         now = self._clock()
         if slot.take_at == float("inf"):
             slot.take_at = now + self._lease.timeout_seconds

@@ -17,28 +17,21 @@ from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse
 from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
-
+# A worker, the queues assigned to it, and the operation that writes them.
 Change: TypeAlias = tuple[str, frozenset[str], m.Op]
-"""A worker, the queues assigned to it, and the operation that writes them."""
+# Commits operations under the leader's fence; the callback gets the answer.
 FencedCommit: TypeAlias = Callable[[tuple[m.Op, ...], m.Callback], None]
-"""Commits operations under the leader's fence; the callback gets the answer."""
+# Sends a read whose answer counts only in the present term.
 Observe: TypeAlias = Callable[[m.Get | m.Stat, m.Callback], None]
-"""Sends a read whose answer counts only in the present term."""
-
-
+# Pause before a refused assignment is read again: no watch fires when its ACL changes.
 RETRY_SECONDS = 15.0
-"""Pause before a refused assignment is read again: no watch fires when its ACL changes."""
+# Pause before any other is read again: newer ZooKeeper servers do not report the deletion of a node
+# to clients that may not read it, so a replaced assignment would go unnoticed.
 REREAD_SECONDS = 60.0
-"""Pause before any other is read again: newer ZooKeeper servers do not report the deletion of a
-node to clients that may not read it, so a replaced assignment would go unnoticed."""
 
 
 class Assignments:
-    """The assignment nodes, as read or written in this term.
-
-    :ivar publishing: whether a transaction is in flight.
-    :param on_conflict: called when the nodes are not as remembered.
-    """
+    """The assignment nodes, as read or written in this term."""
 
     def __init__(
         self,
@@ -48,10 +41,11 @@ class Assignments:
         observe: Observe,
         on_conflict: Callable[[], None],
     ) -> None:
-        self.publishing = False
+        self.publishing = False  # a transaction is in flight
         self._layout = layout
         self._commit = commit
         self._observe = observe
+        # Called when the nodes are not as remembered.
         self._on_conflict = on_conflict
         self._assigned: dict[str, tuple[frozenset[str], int]] = {}
         self._unwritable: set[str] = set()
@@ -74,8 +68,8 @@ class Assignments:
         """Return whether the queues assigned to a worker can be changed."""
         return worker not in self._unwritable
 
-    def read(self, worker: str, then: Callable[[], None]) -> None:
-        """Read an assignment node and watch it; call `then` afterwards."""
+    def read(self, worker: str, observe: Observe) -> None:
+        """Read an assignment node and watch it."""
 
         def answered(answer: m.Response) -> None:
             if isinstance(answer, m.NodeRead):
@@ -86,9 +80,8 @@ class Assignments:
                     self._assigned[worker] = (share, answer.version)
             elif isinstance(answer, m.Refused):
                 self._protected.add(worker)
-            then()
 
-        self._observe(m.Get(self._layout.assignment(worker), watch=True), answered)
+        observe(m.Get(self._layout.assignment(worker), watch=True), answered)
 
     def check(self, worker: str) -> None:
         """Watch an assignment node again; report a conflict if it is not as this term wrote it."""
@@ -125,11 +118,7 @@ class Assignments:
     def changes(
         self, workers: Mapping[str, WorkerNode], wanted: Mapping[str, list[str]]
     ) -> list[Change]:
-        """Return the changes that lead to a plan.
-
-        Workers that gain queues come first: they then watch before the others release. A protected
-        node is replaced by a new one; that needs rights on its folder only.
-        """
+        """Return the changes that lead to a plan."""
         changes: list[tuple[int, str, frozenset[str], m.Op]] = []
         nodes = self._assigned.keys() | self._garbage.keys() | self._protected
         for worker in workers.keys() | nodes:
@@ -149,12 +138,13 @@ class Assignments:
             share, data = _fitting(worker, share, had)
             if share == had and kept:
                 continue
-            if replaced:
+            if replaced:  # it is protected; a new one needs rights on its folder only
                 changes.append((0, worker, had, m.DeleteOp(path)))
                 changes.append((0, worker, share, m.CreateOp(path, data)))
                 continue
             op: m.Op = m.SetOp(path, data, version) if version >= 0 else m.CreateOp(path, data)
             changes.append((int(not share - had), worker, share, op))
+        # Workers that gain queues come first: they then watch before the others release.
         changes.sort(key=lambda change: change[:2])
         return [(worker, share, op) for _, worker, share, op in changes]
 
@@ -185,24 +175,20 @@ class Assignments:
             self._on_conflict()
             return
         for (worker, share, op), version in zip(batch, answer.versions[1:], strict=True):
+            self._protected.discard(worker)
+            self._garbage.pop(worker, None)
             if isinstance(op, m.DeleteOp):
                 self._assigned.pop(worker, None)
-                self._protected.discard(worker)
-                self._garbage.pop(worker, None)
-            else:
-                self._assigned[worker] = (share, version)
-                self._protected.discard(worker)
-                self._garbage.pop(worker, None)
-                if isinstance(op, m.CreateOp):
-                    self.check(worker)
+                continue
+            self._assigned[worker] = (share, version)
+            if isinstance(op, m.CreateOp):
+                self.check(worker)
         if rest:
             self.write(rest)
 
     def _refused(self, worker: str, share: frozenset[str], op: m.Op, reason: str) -> None:
-        """Replace an assignment that cannot be written; leave one that cannot be replaced.
-
-        One that is rejected again and again would block all others.
-        """
+        """Replace an assignment that cannot be written; leave one that cannot be replaced."""
+        # One that is rejected again and again would block all others.
         if isinstance(op, m.SetOp):
             self._protected.add(worker)
             log.warning("rebalancer: replacing %s: %s", op.path, reason)
@@ -219,11 +205,8 @@ class Assignments:
 def present_shares(
     assigned: Mapping[str, frozenset[str]], workers: Mapping[str, WorkerNode]
 ) -> dict[str, list[str]]:
-    """Return the present queues of each worker, for the planner.
-
-    :param assigned: the assignments that can be read. A worker without one has the queues in its
-        node, unless they are assigned to another worker.
-    """
+    """Return the present queues of each worker; `assigned` are the assignments that are known."""
+    # A worker without one has the queues in its node, unless they are assigned to another worker.
     known = {name for name in workers if name in assigned}
     current = {name: sorted(assigned[name]) for name in known}
     taken = {queue for name in known for queue in assigned[name]}
@@ -235,11 +218,9 @@ def present_shares(
 def _fitting(
     worker: str, share: frozenset[str], had: frozenset[str]
 ) -> tuple[frozenset[str], bytes]:
-    """Return an assignment and its value, cut to the size limit of a node.
-
-    New queues are cut first: those that the worker had keep their place.
-    """
+    """Return an assignment and its value, cut to the size limit of a node."""
     data = encode_queues(share)
+    # New queues are cut first: those that the worker had keep their place.
     names = sorted(share, key=lambda name: (name not in had, name))
     while len(data) > MAX_VALUE_BYTES:
         names = names[: len(names) * MAX_VALUE_BYTES // len(data) * 9 // 10]
@@ -260,8 +241,6 @@ class AssignmentReader:
 
     One that cannot be read changes nothing: the worker keeps its queues. The rebalancer notices
     such a node and writes it again.
-
-    :ivar known: whether there is an assignment, as far as it was read since the last connection.
     """
 
     def __init__(
@@ -273,6 +252,7 @@ class AssignmentReader:
         on_read: Callable[[frozenset[str]], None],
     ) -> None:
         self.path = path
+        # Whether there is an assignment, as far as it was read since the last connection.
         self.known = False
         self._machine = machine
         self._clock = clock

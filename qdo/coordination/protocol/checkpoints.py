@@ -11,50 +11,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.claims import OwnedQueue, QueueState
 from qdo.coordination.protocol.owned_queues import Recovery
+from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 from qdo.system.clock import Histogram
 
+# Queues in a transaction: measured best between 100 and 250.
 BATCH = 250
-"""Queues in a transaction: measured best between 100 and 250."""
+# Transactions in flight at once.
 IN_FLIGHT = 4
-"""Transactions in flight at once."""
 MAX_STRETCH_SECONDS = 5.0
+# Upper limit of the bytes that an operation takes beside its path and data.
 OP_BYTES = 64
-"""Upper limit of the bytes that an operation takes beside its path and data."""
-
+# Upper bounds of the classes of response times, in seconds.
 LATENCY_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Upper bounds of the classes of response times, in seconds."""
-
 Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, m.SetOp]
 
 
 @dataclass(slots=True)
 class CheckpointTotals:
-    """The results of the checkpoints of one process, over all of its registrations.
+    """The results of the checkpoints of one process, over all of its registrations."""
 
-    :ivar results: transactions that were "recorded", "rejected" or "unanswered".
-    :ivar queues: how often the progress of a queue was recorded.
-    """
-
+    # Transactions that were "recorded", "rejected" or "unanswered".
     results: Counter[str] = field(default_factory=Counter)
+    # How often the progress of a queue was recorded.
     queues: int = 0
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
-
-
-class QueueOwnership(Protocol):
-    """The part of `Ownership` that checkpoints use."""
-
-    path: str
-
-    def ask(self, request: m.Request, then: m.Callback) -> None: ...
-    def gone(self) -> None: ...
 
 
 class Checkpoints:
@@ -63,7 +51,8 @@ class Checkpoints:
     def __init__(
         self,
         layout: Layout,
-        owner: QueueOwnership,
+        machine: m.Machine,
+        own_node: WorkerNodeWriter,
         recovery: Recovery,
         *,
         clock: Callable[[], float],
@@ -71,7 +60,8 @@ class Checkpoints:
         totals: CheckpointTotals | None = None,
     ) -> None:
         self._layout = layout
-        self._owner = owner
+        self._machine = machine
+        self._own_node = own_node
         self._recovery = recovery
         self._clock = clock
         self._interval = interval_seconds
@@ -149,8 +139,8 @@ class Checkpoints:
         for slot, _ in batch:
             slot.busy = True
         self.in_flight += 1
-        self._owner.ask(
-            m.Commit((m.CheckOp(self._owner.path), *ops)),
+        self._machine.ask(
+            m.Commit((m.CheckOp(self._own_node.path), *ops)),
             lambda answer: self._answered(batch, now, answer),
         )
 
@@ -188,7 +178,7 @@ class Checkpoints:
     def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: m.Rejected) -> None:
         """Read the rejected queue again, and send the others again at once."""
         if answer.refuses(0) or (answer.index == 0 and answer.fault is m.CommitError.NO_NODE):
-            self._owner.gone()
+            self._own_node.gone()
             return
         for index, (slot, _) in enumerate(batch, start=1):
             if answer.refuses(index):

@@ -23,14 +23,17 @@ releasing to release sent are *releasing*. A slot that is gone was *released* or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
+from qdo.coordination.znodes.queue_node import NEW, FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
+# Why a claim ends: the leader assigned the queue elsewhere; the worker stops; the queue was deleted
+# or finished; its node cannot be read or written; acknowledged writes of it have vanished; its node
+# does not name the worker; the session has ended.
 ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "rebalanced",
     "drained",
@@ -40,13 +43,9 @@ ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "lost",
     "session",
 )
-"""Why a claim ends: the leader assigned the queue elsewhere; the worker stops; the queue was
-deleted or finished; its node cannot be read or written; acknowledged writes of it have vanished;
-its node does not name the worker; the session has ended."""
-
+# How many messages behind the recorded `last` may have begun under the owner before. If there are
+# more, as of jobs that take less than 2 ms, each start at least records the progress of so many.
 CAREFUL = 100
-"""How many messages behind the recorded `last` may have begun under the owner before. If there are
-more, as of jobs that take less than 2 ms, each start at least records the progress of so many."""
 
 
 class QueueState(Enum):
@@ -61,6 +60,7 @@ class QueueState(Enum):
     RELEASE_SENT = "release sent"
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """One ownership of one queue by this process, as the worker engine sees it.
 
@@ -86,52 +86,22 @@ class Claim:
     :ivar ending: why the owner gives the queue up, one of `ENDINGS`; "" while it keeps it.
     """
 
-    __slots__ = (
-        "before",
-        "careful",
-        "done",
-        "ending",
-        "failure",
-        "fence",
-        "former",
-        "lease",
-        "open",
-        "out_of_order",
-        "paused",
-        "positions",
-        "queue",
-        "refresh",
-        "suspects_until",
-        "unconfirmed",
-    )
-
-    def __init__(
-        self,
-        queue: str,
-        fence: int,
-        done: int,
-        lease: Lease,
-        failure: FailureRecord | None = None,
-        out_of_order: OutOfOrderProgress | None = None,
-        positions: Positions = TIME_POSITIONS,
-        unconfirmed: tuple[str, ...] = (),
-    ) -> None:
-        self.queue = queue
-        self.fence = fence
-        self.done = done
-        self.failure = failure
-        self.out_of_order = out_of_order
-        self.refresh: Callable[[], None] | None = None
-        self.before: Claim | None = None
-        self.open = True
-        self.paused = False
-        self.ending = ""
-        self.former = ""
-        self.careful = 0
-        self.suspects_until = 0.0
-        self.lease = lease
-        self.positions = positions
-        self.unconfirmed = unconfirmed
+    queue: str
+    fence: int
+    done: int
+    lease: Lease
+    failure: FailureRecord | None = None
+    out_of_order: OutOfOrderProgress | None = None
+    positions: Positions = TIME_POSITIONS
+    unconfirmed: tuple[str, ...] = ()
+    refresh: Callable[[], None] | None = None
+    before: Claim | None = None
+    open: bool = True
+    paused: bool = False
+    ending: str = ""
+    former: str = ""
+    careful: int = 0
+    suspects_until: float = 0.0
 
     @classmethod
     def of(
@@ -159,11 +129,13 @@ class Claim:
     def pause(self) -> None:
         """Start no message until `resume` is called; nothing if it is over."""
         if self.open:
-            self.open, self.paused = False, True
+            self.open = False
+            self.paused = True
 
     def resume(self) -> None:
         if self.paused:
-            self.open, self.paused = True, False
+            self.open = True
+            self.paused = False
 
     def follow(self, former: str) -> None:
         """Be careful with the first messages: one may have ended the owner before."""
@@ -171,19 +143,19 @@ class Claim:
         self.careful = CAREFUL
 
     def take_over(self) -> bool:
-        """Continue with the progress of the claim `before`; return whether that was farther.
-
-        An operator changed the node at a position that is older than this progress, and did not
-        move the queue back. So its messages are not repeated.
-        """
-        before, self.before = self.before, None
+        """Continue with the progress of the claim `before`; return whether that was farther."""
+        # An operator changed the node at a position that is older than this progress, and did not
+        # move the queue back. So its messages are not repeated.
+        before = self.before
+        self.before = None
         if before is None:
             return False
         before.take_over()
         if before.refresh is not None:
             before.refresh()
         done = max(self.done, before.done)
-        above, own = before.out_of_order, self.out_of_order or OutOfOrderProgress()
+        above = before.out_of_order
+        own = self.out_of_order or OutOfOrderProgress()
         if above is not None:
             ranges = [(max(first, done + 1), newest) for first, newest in above.done_ranges]
             own = replace(
@@ -193,16 +165,15 @@ class Claim:
         cancelled = tuple(each for each in own.cancelled if each > done)
         own = replace(own, cancelled=cancelled) if own.cancelled else own
         farther = done != self.done or own != (self.out_of_order or OutOfOrderProgress())
-        self.done, self.out_of_order = done, own or None
+        self.done = done
+        self.out_of_order = own or None
         return farther
 
     def add_failure(self, failure: FailureRecord) -> None:
-        """Set the failure record of the first message after `done`.
-
-        The record of a later message is kept: its former owner had got farther than `done` says,
-        and died. Without that, a message that fails before another one kills its process each time
-        would hide the attempts of the other one for ever.
-        """
+        """Set the failure record of the first message after `done`."""
+        # The record of a later message is kept: its former owner had got farther than `done` says,
+        # and died. Without that, a message that fails before another one kills its process each
+        # time would hide the attempts of the other one forever.
         later = self.failure
         if later is not None and later.position > failure.position and self.positions.stable:
             above = self.out_of_order or OutOfOrderProgress()
@@ -214,6 +185,7 @@ class Claim:
         return f"<Claim of {self.queue!r} under {self.fence}, {state}, done {self.done}>"
 
 
+@dataclass(slots=True, eq=False)
 class OwnedQueue:
     """A queue that this worker owns or should own.
 
@@ -230,36 +202,19 @@ class OwnedQueue:
     :ivar take_at: time from which such a queue counts as free.
     """
 
-    __slots__ = (
-        "again",
-        "as_found",
-        "busy",
-        "claim",
-        "decided",
-        "fault",
-        "node",
-        "owner",
-        "queue",
-        "state",
-        "take_at",
-        "unlisted",
-        "version",
-    )
-
-    def __init__(self, queue: str) -> None:
-        self.queue = queue
-        self.state = QueueState.READING
-        self.node = QueueNode()
-        self.version = -1
-        self.claim: Claim | None = None
-        self.busy = False
-        self.again = False
-        self.as_found = False
-        self.decided = False
-        self.owner = ""
-        self.fault = ""
-        self.unlisted = -1
-        self.take_at = float("inf")
+    queue: str
+    state: QueueState = QueueState.READING
+    node: QueueNode = NEW
+    version: int = -1
+    claim: Claim | None = None
+    busy: bool = False
+    again: bool = False
+    as_found: bool = False
+    decided: bool = False
+    owner: str = ""
+    fault: str = ""
+    unlisted: int = -1
+    take_at: float = float("inf")
 
     def has_recorded(self, done: int) -> bool:
         """Return whether the node records all messages up to a position as done."""
@@ -274,7 +229,8 @@ class OwnedQueue:
 
     def _has_cancelled(self, claim: Claim) -> bool:
         """Return whether the node records every message that was cancelled under the claim."""
-        own, recorded = claim.out_of_order, self.node.out_of_order
+        own = claim.out_of_order
+        recorded = self.node.out_of_order
         if own is None or not own.cancelled:
             return True
         return recorded is not None and set(own.cancelled) <= set(recorded.cancelled)
@@ -293,14 +249,13 @@ class OwnedQueue:
 
     def progressed(self) -> QueueNode:
         """Return the node with the claim's progress; the same node if there is none."""
-        claim, node = self.claim, self.node
+        claim = self.claim
+        node = self.node
         if claim is None or self.as_found:
             return node
         if self.decided:
-            before, claim = (
-                claim,
-                Claim.of(self.queue, claim.fence, node, claim.lease, claim.positions),
-            )
+            before = claim
+            claim = Claim.of(self.queue, claim.fence, node, claim.lease, claim.positions)
             claim.before = before
             claim.take_over()
         if claim.refresh is not None:
@@ -323,7 +278,8 @@ def _moved(node: QueueNode, done: int, positions: Positions) -> QueueNode:
     """Return a node that records `done`, a position that is not a time."""
     if done <= positions.resume_after(node.last, node.position):
         return node
-    last, text = max(node.last, positions.to_time(done)), positions.to_text(done)
+    last = max(node.last, positions.to_time(done))
+    text = positions.to_text(done)
     if last == node.last and text == node.position:
         return node
     return node.moved_to(last, text, done)

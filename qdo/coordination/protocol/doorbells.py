@@ -6,10 +6,7 @@ fences the owner's progress, and every notification would cause a checkpoint to 
 
 There is one watch for each idle queue. It costs the coordinator some hundred bytes, and nothing
 else while no sender notifies: one request when the queue becomes idle, and one event for each
-notification, which only the owner gets. Doorbells that several queues share would need fewer
-watches. But with one for each worker, senders would first have to read the queue's owner, and merge
-their write with the names that other senders left there. With one for each part of all names, each
-notification would wake every worker.
+notification, which only the owner gets.
 """
 
 from __future__ import annotations
@@ -19,31 +16,29 @@ from collections.abc import Callable, Iterable
 from qdo.coordination.protocol.machine import Machine, NodeRead, NoResponse, Response, Stat
 from qdo.coordination.znodes.layout import Layout
 
+# Stands for the version of a missing node: its creation gives it version 0.
 _NO_NODE = -1
-"""Stands for the version of a missing node: its creation gives it version 0."""
 
 
 class DoorbellWatches(Machine):
-    """The doorbells of the queues of one registration.
+    """The doorbells of the queues of one registration."""
 
-    :param on_notified: called with the name of a queue that a sender notified, which is no longer
-        watched then. It runs on the loop of the coordination and must return at once.
-    """
+    # Doorbells that several queues share would need fewer watches. But with one for each worker,
+    # senders would first have to read the queue's owner, and merge their write with the names that
+    # other senders left there. With one for each part of all names, each notification would wake
+    # every worker.
 
     def __init__(self, layout: Layout, on_notified: Callable[[str], None]) -> None:
         super().__init__()
         self._layout = layout
+        # Called on the loop with a queue that is no longer watched; it must return at once.
         self._on_notified = on_notified
         self._seen: dict[str, int] = {}
         self._watched: set[str] = set()
         self._up = False
 
     def watch(self, queues: Iterable[str]) -> None:
-        """Report the next notification of each of these queues.
-
-        A notification since the last reported one counts. For a queue that was not watched before,
-        any earlier notification counts: its owner may not have polled since.
-        """
+        """Report the next notification of each of these queues, or one since the last report."""
         for queue in queues:
             if queue not in self._watched:
                 self._watched.add(queue)
@@ -77,6 +72,8 @@ class DoorbellWatches(Machine):
         if isinstance(answer, NoResponse) or queue not in self._watched:
             return
         version = answer.version if isinstance(answer, NodeRead) else _NO_NODE
+        # For a queue that was not watched before, any earlier notification counts: its owner may
+        # not have polled since.
         before = self._seen.get(queue, _NO_NODE)
         self._seen[queue] = version
         if version not in (before, _NO_NODE):

@@ -32,10 +32,9 @@ from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import parse_leader
 
 log = logging.getLogger(__name__)
-
 COOL_DOWN_SECONDS = 1.0
+# Cool-down after the coordinator refused a request: no watch fires when an ACL changes.
 REFUSED_SECONDS = 15.0
-"""Cool-down after the coordinator refused a request: no watch fires when an ACL changes."""
 STEM = "candidate-"
 _NUMBERED = re.compile(rf"{STEM}([0-9]{{10,19}})", re.ASCII)
 
@@ -131,7 +130,8 @@ class Election(m.Machine):
         self._return_at = float("inf") if for_good else self._clock() + cool_down_seconds
         self._registration = None
         if self._path is not None:
-            self._leaving, self._path = self._path, None
+            self._leaving = self._path
+            self._path = None
             if self._up:
                 self._delete(self._leaving)
         if leading:

@@ -29,12 +29,12 @@ from collections.abc import Callable
 
 from qdo.coordination.protocol import machine as m
 
+# Share of the session timeout that a lease lasts after the leader heard of the session.
 SHARE = 0.95
-"""Share of the session timeout that a lease lasts after the leader heard of the session."""
+# Share of the session timeout within which the worker makes contact.
 GAP = 0.1
-"""Share of the session timeout within which the worker makes contact."""
+# Share of the session timeout after which a follower has reported a contact.
 REPORT = 0.1
-"""Share of the session timeout after which a follower has reported a contact."""
 
 
 class Lease:
@@ -63,7 +63,8 @@ class Lease:
 
     def renew(self, sent_at: float, acknowledged_at: float) -> None:
         """Record an acknowledged transaction; call it in the order of sending."""
-        unproven, timeout = self._unproven, self.timeout_seconds
+        unproven = self._unproven
+        timeout = self.timeout_seconds
         self.contact = max(self.contact, sent_at)
         while unproven and unproven[0][1] <= sent_at - REPORT * timeout:
             self.heard(unproven.popleft()[0])
@@ -81,10 +82,9 @@ class Lease:
 
 
 class Renewal(m.Machine):
-    """Keeps a lease valid while no other transaction is sent, by a transaction of one check.
+    """Keeps a lease valid while no other transaction is sent, by a transaction of one check."""
 
-    Two of them may be in flight, so one slow answer does not open a gap.
-    """
+    # Two of them may be in flight, so one slow answer does not open a gap.
 
     def __init__(
         self, path: str, lease: Lease, *, clock: Callable[[], float], on_gone: Callable[[], None]

@@ -206,10 +206,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The coordinator does not do this with this node, because of its ACL for instance.
-
-    It would refuse a repetition as well, until a program changes the node.
-    """
+    """The coordinator does not do this with this node, for instance because of its ACL."""
 
     reason: str
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.acquisition import Acquisition
@@ -40,27 +39,12 @@ from qdo.positions import Positions
 log = logging.getLogger(__name__)
 
 
-class Registered(Protocol):
-    """The registration that owns the queues; `accepting`: it may send requests and take queues."""
-
-    name: str
-    draining: bool
-
-    @property
-    def accepting(self) -> bool: ...
-
-
 class OwnedQueues:
-    """The queues of one registration.
-
-    :ivar slots: all queues that are assigned or owned, by name.
-    :ivar finished: the queues that can be released.
-    :ivar full: whether the worker node cannot hold another queue.
-    """
+    """The queues of one registration; `slots` has all that are assigned or owned."""
 
     def __init__(
         self,
-        worker: Registered,
+        name: str,
         own_node: WorkerNodeWriter,
         acquisition: Acquisition,
         slots: dict[str, OwnedQueue],
@@ -70,9 +54,11 @@ class OwnedQueues:
     ) -> None:
         self.slots = slots
         self.assigned: frozenset[str] = frozenset()
+        # The queues that can be released.
         self.finished: dict[str, OwnedQueue] = {}
+        # The worker node cannot hold another queue.
         self.full = False
-        self._worker = worker
+        self._name = name
         self._own_node = own_node
         self._acquisition = acquisition
         self._listener = listener
@@ -86,16 +72,16 @@ class OwnedQueues:
         self.compare()
 
     def _wanted(self, queue: str) -> bool:
-        return not self._worker.draining and queue in self.assigned
+        return not self._own_node.draining and queue in self.assigned
 
     def compare(self) -> None:
         """Start to release queues that are not assigned, and to take those that are."""
         for slot in [slot for queue, slot in self.slots.items() if not self._wanted(queue)]:
             if slot.state is QueueState.OWNED:
-                self.begin_release(slot, DRAINED if self._worker.draining else REBALANCED)
+                self.begin_release(slot, DRAINED if self._own_node.draining else REBALANCED)
             else:
                 self.drop_unwanted(slot)
-        if self._worker.accepting:
+        if self._own_node.accepting:
             for queue in sorted(self.assigned.difference(self.slots)):
                 self._take(queue)
 
@@ -126,7 +112,7 @@ class OwnedQueues:
         slot.take_at = float("inf")
         slot.claim = Claim.of(slot.queue, fence, node, self._lease, self._positions)
         self._own_node.listed[slot.queue] = None
-        if former not in ("", self._worker.name):
+        if former not in ("", self._name):
             slot.claim.follow(former)
         # While the outcome was in doubt the node may have been marked as deleted.
         if self._wanted(slot.queue) and not node.deleted:
@@ -140,13 +126,13 @@ class OwnedQueues:
         self.full = True
         queues = len(self._own_node.listed) + count
         reason = (
-            f"the node of {self._worker.name} with {queues} queues must be at most "
+            f"the node of {self._name} with {queues} queues must be at most "
             f"{MAX_VALUE_BYTES} bytes for ZooKeeper, and would have {size}; run more workers, or "
             "spread the queues over more apps"
         )
         log.error(
             "%s: cannot claim more queues; start more worker processes: %s",
-            self._worker.name,
+            self._name,
             reason,
         )
 
@@ -156,14 +142,12 @@ class OwnedQueues:
         self.drop_unwanted(slot)
 
     def repositioned(self, slot: OwnedQueue, node: QueueNode, before: QueueNode) -> None:
-        """Follow an operator's change: replace the claim, unless the engine applies it there.
-
-        :param before: the node as it was known. If no change since then moved the queue back,
-            the messages that the owner has finished meanwhile are not repeated.
-        """
-        old, decisions = slot.claim, node.decisions_since(before)
+        """Follow an operator's change since the node `before`, unless the engine applies it."""
+        old = slot.claim
+        decisions = node.decisions_since(before)
         if old is None or (decisions and self._listener.decided(old, decisions)):
             return
+        # Unless a change moved the queue back, messages that are done meanwhile are not repeated.
         continues = self._positions.stable and node.continues(before)
         if slot.state is not QueueState.OWNED:
             slot.decided = slot.decided or continues
@@ -208,7 +192,7 @@ class OwnedQueues:
         if slot.state is QueueState.OWNED:
             log.error(
                 "%s: queue %s is released: %s; messages since the last checkpoint will be repeated",
-                self._worker.name,
+                self._name,
                 slot.queue,
                 reason,
             )
@@ -222,7 +206,7 @@ class OwnedQueues:
             "%s: queue %s is released: version %d of its node was acknowledged, and now it has "
             "version %d: another program has replaced the node, or the servers have lost "
             "acknowledged writes; check their version",
-            self._worker.name,
+            self._name,
             slot.queue,
             slot.version,
             version,
@@ -238,7 +222,7 @@ class OwnedQueues:
         """Drop a queue whose node names another owner or none, or cannot be written."""
         log.warning(
             "%s: lost queue %s: %s; the next owner resumes after the recorded `last`",
-            self._worker.name,
+            self._name,
             slot.queue,
             reason,
         )
@@ -261,7 +245,8 @@ class OwnedQueues:
             self._close(slot, SESSION)
 
     def _close(self, slot: OwnedQueue, ending: str) -> None:
-        claim, slot.claim = slot.claim, None
+        claim = slot.claim
+        slot.claim = None
         if claim is not None:
             claim.ending = ending
             claim.close()
@@ -269,11 +254,7 @@ class OwnedQueues:
 
 
 class Recovery:
-    """Reads queue nodes again, for one registration.
-
-    :ivar doubtful: the queues with an unanswered transaction, by name.
-    :param mark: called with a queue whose progress must be recorded again.
-    """
+    """Reads queue nodes again, for one registration."""
 
     def __init__(
         self,
@@ -285,6 +266,7 @@ class Recovery:
         positions: Positions,
         mark: Callable[[OwnedQueue], None],
     ) -> None:
+        # The queues with an unanswered transaction, by name.
         self.doubtful: dict[str, OwnedQueue] = {}
         self._machine = machine
         self._layout = layout
@@ -293,6 +275,7 @@ class Recovery:
         self._slots = queues.slots
         self._own_node = own_node
         self._positions = positions
+        # Called with a queue whose progress must be recorded again.
         self._mark = mark
 
     # --- queue nodes of owned queues --------------------------------------------------
@@ -352,7 +335,8 @@ class Recovery:
         before = slot.node
         slot.node = node = _repaired(node, slot.node)
         slot.version = version
-        claim, owned = slot.claim, slot.state is QueueState.OWNED
+        claim = slot.claim
+        owned = slot.state is QueueState.OWNED
         if claim is None:
             return
         if owned and node.deleted:
@@ -378,7 +362,8 @@ class Recovery:
 
     def resolve(self) -> None:
         """Read the queues in doubt, after the barrier."""
-        doubtful, self.doubtful = self.doubtful, {}
+        doubtful = self.doubtful
+        self.doubtful = {}
         for slot in doubtful.values():
             if self._slots.get(slot.queue) is not slot:
                 continue
@@ -418,10 +403,8 @@ class Recovery:
 
 
 def _repaired(node: QueueNode, known: QueueNode) -> QueueNode:
-    """Return the node of an owned queue with a readable `last`, the one the owner remembers.
-
-    Starting from a corrupt `last` would process the whole queue again.
-    """
+    """Return the node of an owned queue with a readable `last`, the one the owner remembers."""
     if node.fault is None:
         return node
+    # Starting from a corrupt `last` would process the whole queue again.
     return replace(node, last=known.last, position=known.position, fault=None)

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.acquisition import Acquisition
 from qdo.coordination.protocol.assignments import AssignmentReader
 from qdo.coordination.protocol.checkpoints import BATCH, OP_BYTES, Checkpoints, CheckpointTotals
 from qdo.coordination.protocol.claims import Claim, ClaimListener, OwnedQueue, QueueState
 from qdo.coordination.protocol.lease import Lease
-from qdo.coordination.protocol.machine import Committed, Machine, Rejected, Response, SetOp
 from qdo.coordination.protocol.owned_queues import OwnedQueues, Recovery
 from qdo.coordination.protocol.worker_node_writer import WorkerNodeWriter
 from qdo.coordination.znodes.layout import Layout
@@ -69,7 +69,7 @@ class MemberOptions:
         return {"process": self.process, "zone": self.zone, "address": self.address}
 
 
-class Ownership(Machine):
+class Ownership(m.Machine):
     """The claims and releases of one registration."""
 
     def __init__(
@@ -88,12 +88,10 @@ class Ownership(Machine):
         self.path = layout.worker(name)
         self.slots: dict[str, OwnedQueue] = {}
         self.ended = False
-        self.draining = False
         self._layout = layout
         self._lease = lease
         self._clock = clock
         self._on_gone = on_gone
-        self._up = False
         self._assignment = AssignmentReader(
             layout.assignment(name), self, clock=clock, on_read=self._assignment_read
         )
@@ -108,7 +106,7 @@ class Ownership(Machine):
             layout, name, self, self.slots, positions, clock=clock, lease=lease
         )
         self._queues = OwnedQueues(
-            self, self._own_node, self._acquisition, self.slots, listener, lease, positions
+            name, self._own_node, self._acquisition, self.slots, listener, lease, positions
         )
         self._recovery = Recovery(
             self, layout, name, self._queues, self._own_node, positions, self._mark
@@ -116,6 +114,7 @@ class Ownership(Machine):
         self.checkpoints = Checkpoints(
             layout,
             self,
+            self._own_node,
             self._recovery,
             clock=clock,
             interval_seconds=options.checkpoint_seconds,
@@ -141,13 +140,18 @@ class Ownership(Machine):
     def drain(self) -> None:
         """Release all queues and take no new ones; the own node records it."""
         if not self.draining:
-            self.draining = self._own_node.draining = self._own_node.rewrite = True
+            self._own_node.draining = True
+            self._own_node.rewrite = True
             self._queues.compare()
 
     def recorded(self, claim: Claim) -> bool:
         """Return whether ``claim.done`` is recorded, or never will be by this claim."""
         slot = self.slots.get(claim.queue)
         return slot is None or slot.claim is not claim or slot.has_recorded(claim.done)
+
+    @property
+    def draining(self) -> bool:
+        return self._own_node.draining
 
     def settled(self) -> bool:
         """Return whether exactly the assigned queues are owned and nothing is in flight."""
@@ -167,15 +171,9 @@ class Ownership(Machine):
 
     # --- the session ------------------------------------------------------------------
 
-    @property
-    def accepting(self) -> bool:
-        """Whether queues may be taken: the session is connected, and the worker stays."""
-        return self._up and not self.draining
-
     def connected(self) -> None:
         if self.ended:
             return
-        self._up = True
         self._assignment.connected()
         self._own_node.connected()
         if self._own_node.in_doubt or self._recovery.doubtful:
@@ -195,13 +193,13 @@ class Ownership(Machine):
         self._recovery.resolve()
 
     def suspended(self) -> None:
-        self._up = False
+        self._own_node.up = False
 
     def expire(self) -> None:
         """End all claims for good: the session is gone."""
         if not self.ended:
             self.ended = True
-            self._up = False
+            self._own_node.up = False
             self._lease.end()
             self._queues.lose_all()
 
@@ -212,7 +210,7 @@ class Ownership(Machine):
             self._on_gone()
 
     def changed(self, path: str) -> None:
-        if not self._up:
+        if not self._own_node.up:
             return
         folder, _, name = path.rpartition("/")
         if path == self._assignment.path:
@@ -226,10 +224,10 @@ class Ownership(Machine):
 
     def due(self) -> float:
         due = min(self.checkpoints.due(), self._acquisition.due(), self._assignment.due())
-        return due if self._up else float("inf")
+        return due if self._own_node.up else float("inf")
 
     def flush(self) -> None:
-        if self._up:
+        if self._own_node.up:
             self._assignment.flush()
             self.checkpoints.flush(self._clock())
             self._acquisition.flush()
@@ -260,11 +258,11 @@ class Ownership(Machine):
         ready = bool(taking.free) and taking.deletions.known and not self._queues.full
         return ready and (len(taking.free) >= BATCH or not taking.reading)
 
-    def _rewritten(self, answer: Response) -> None:
-        if self._answered([], answer) and isinstance(answer, Rejected):
+    def _rewritten(self, answer: m.Response) -> None:
+        if self._answered([], answer) and isinstance(answer, m.Rejected):
             self._own_node.rewrite = True
 
-    def _answered(self, slots: list[OwnedQueue], answer: Response) -> bool:
+    def _answered(self, slots: list[OwnedQueue], answer: m.Response) -> bool:
         """Handle the answer to a write of the own node; return False if its outcome is unknown."""
         if self.ended:
             return False
@@ -273,7 +271,7 @@ class Ownership(Machine):
             return False
         for slot in slots:
             slot.busy = False
-        if isinstance(answer, Rejected) and answer.index == len(slots):
+        if isinstance(answer, m.Rejected) and answer.index == len(slots):
             self._own_node.rejected(answer)
         return True
 
@@ -288,10 +286,9 @@ class Ownership(Machine):
                 return slots[:count]
         return slots
 
-    def _sets(self, slots: Iterable[OwnedQueue], nodes: Iterable[QueueNode]) -> list[SetOp]:
-        queue_path = self._layout.queue
+    def _sets(self, slots: Iterable[OwnedQueue], nodes: Iterable[QueueNode]) -> list[m.SetOp]:
         return [
-            SetOp(queue_path(slot.queue), node.encode(), slot.version)
+            m.SetOp(self._layout.queue(slot.queue), node.encode(), slot.version)
             for slot, node in zip(slots, nodes, strict=True)
         ]
 
@@ -317,13 +314,13 @@ class Ownership(Machine):
             self._acquisition.deletions.checks(),
         )
 
-    def _claim_answered(self, slots: list[OwnedQueue], answer: Response) -> None:
+    def _claim_answered(self, slots: list[OwnedQueue], answer: m.Response) -> None:
         if not self._answered(slots, answer):
             return
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             for slot, version in zip(slots, answer.versions, strict=False):
                 self._queues.claimed(slot, slot.node.claimed_by(self.name), version, answer.zxid)
-        elif isinstance(answer, Rejected):
+        elif isinstance(answer, m.Rejected):
             for index, slot in enumerate(slots):
                 if answer.refuses(index):
                     self._acquisition.refuse(slot, answer.reason)
@@ -350,13 +347,13 @@ class Ownership(Machine):
             lambda answer: self._release_answered(slots, answer),
         )
 
-    def _release_answered(self, slots: list[OwnedQueue], answer: Response) -> None:
+    def _release_answered(self, slots: list[OwnedQueue], answer: m.Response) -> None:
         if not self._answered(slots, answer):
             return
-        if isinstance(answer, Committed):
+        if isinstance(answer, m.Committed):
             for slot in slots:
                 self._queues.released(slot)
-        elif isinstance(answer, Rejected):
+        elif isinstance(answer, m.Rejected):
             for index, slot in enumerate(slots):
                 self._queues.finish(slot)
                 if answer.refuses(index):

@@ -47,6 +47,10 @@ from heapq import heapify, heappop, heapreplace
 
 from qdo.queues import QueueFilter
 
+FAR = 1 << 60
+# The queues that each worker has and may keep, by class.
+Homes = dict[str, list[list[str]]]
+
 
 def plan(
     queues: Iterable[str], workers: Iterable[str], current: Mapping[str, Iterable[str]]
@@ -89,15 +93,6 @@ def _claim(homeless: dict[str, None], held: Iterable[str]) -> list[str]:
             del homeless[queue]
             share.append(queue)
     return share
-
-
-def moves(before: Mapping[str, Iterable[str]], after: Mapping[str, Iterable[str]]) -> int:
-    """Return how many queues have a different worker than before; new queues count as moved."""
-    owner = {queue: worker for worker, queues in before.items() for queue in queues}
-    return sum(owner.get(queue) != worker for worker, queues in after.items() for queue in queues)
-
-
-FAR = 1 << 60
 
 
 def plan_filtered(
@@ -163,10 +158,6 @@ def _sorted_out(
             classes[takers] = _Class(takers)
         classes[takers].queues[queue] = None
     return list(groups.values()), classes
-
-
-Homes = dict[str, list[list[str]]]
-"""The queues that each worker has and may keep, by class."""
 
 
 def _homes(
@@ -277,7 +268,8 @@ class _Flow:
     def _room(self, step: tuple[int, int, int]) -> int:
         """Return how many queues can make a step at the same cost."""
         number, source, target = step
-        has, home = self.amounts[number][source], self.homes[number][source]
+        has = self.amounts[number][source]
+        home = self.homes[number][source]
         room = has - home if has > home else has
         missing = self.homes[number][target] - self.amounts[number][target]
         return min(room, missing) if missing > 0 else room
@@ -289,10 +281,7 @@ class _Flow:
         return -1 if self.amounts[number][group] < self.homes[number][group] else 0
 
     def _paths(self, source: int) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """Return the cost to each group, and the class and group before it (Bellman-Ford).
-
-        Each class is entered from the group that leaves it cheapest.
-        """
+        """Return the cost to each group, and the class and group before it (Bellman-Ford)."""
         costs = [FAR] * len(self.sizes)
         costs[source] = 0
         came_from: dict[int, tuple[int, int]] = {}
@@ -308,7 +297,7 @@ class _Flow:
                 ]
                 if not leaving:
                     continue
-                cost, before = min(leaving)
+                cost, before = min(leaving)  # the class is entered from the cheapest group
                 for group in each.takers:
                     reached = cost + self._entering(number, group)
                     if group != before and reached < costs[group]:
@@ -320,7 +309,8 @@ class _Flow:
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:
     """Return the largest number up to `limit` for which `holds` is true; it is true for 1."""
-    low, high = 1, limit
+    low = 1
+    high = limit
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)

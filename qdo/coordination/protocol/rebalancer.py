@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TypeAlias
 
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.assignments import RETRY_SECONDS, Assignments, FencedCommit
@@ -28,18 +29,23 @@ from qdo.coordination.znodes.worker_node import WorkerNode, parse_moves
 from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
-
 CREATE_BATCH = 250
+INFINITY = float("inf")
+Read: TypeAlias = m.Get | m.Stat | m.Children
+# Quiet time to wait for after a worker joined.
+SETTLE_SECONDS = 0.15
+# Longest wait for quiet, counted from the first join.
+MAX_SETTLE_SECONDS = 1.0
+# Shortest time between two listings of all queues.
+RELIST_SECONDS = 0.05
+RECONCILE_SECONDS = 60.0
 
 
 class QueueNodes:
-    """The queue nodes as last listed, and those that are being created.
-
-    :ivar listed: the names of all queue nodes, None while they are unknown.
-    :ivar deleted: the names of those marked as deleted, None while they are unknown.
-    """
+    """The queue nodes as last listed, and those that are being created."""
 
     def __init__(self, layout: Layout, commit: FencedCommit) -> None:
+        # The names of all queue nodes and of those marked as deleted, None while they are unknown.
         self.listed: tuple[str, ...] | None = None
         self.deleted: frozenset[str] | None = None
         self._layout = layout
@@ -64,12 +70,10 @@ class QueueNodes:
         self.create_missing()
 
     def planned(self, assigned: Callable[[], Container[str]]) -> Sequence[str]:
-        """Return the queues to distribute: deleted ones bring no work, but would count as load.
-
-        :param assigned: returns the queues that are already assigned: no others are planned while
-            it is unknown which are deleted.
-        """
-        listed, deleted = self.listed or (), self.deleted
+        """Return the queues to distribute; `assigned` returns those that are already assigned."""
+        listed = self.listed or ()
+        deleted = self.deleted
+        # Deleted queues bring no work, but would count as load.
         if deleted is None:
             known = assigned()
             return [queue for queue in listed if queue in known]
@@ -81,7 +85,8 @@ class QueueNodes:
     def create_missing(self) -> None:
         if self.listed is None:
             return  # the next listing calls this again
-        missing, self._missing = self._missing, {}
+        missing = self._missing
+        self._missing = {}
         new = sorted(set(missing).difference(self.listed, self._creating))
         for start in range(0, len(new), CREATE_BATCH):
             self._create({name: missing[name] for name in new[start : start + CREATE_BATCH]})
@@ -117,72 +122,11 @@ class QueueNodes:
             self._creating = {}  # releases memory: a dict never shrinks by itself
 
 
-class Deletions:
-    """The version of the folder of queue nodes, as known to one worker.
-
-    :ivar known: whether claims can be checked.
-    """
-
-    def __init__(self, folder: str, machine: m.Machine) -> None:
-        self.known = False
-        self._folder = folder
-        self._machine = machine
-        self._version = 0
-        self.reading = False
-        self._unchecked = False
-
-    def read(self) -> None:
-        """Read the version. Queue nodes read after this call may be claimed under it."""
-        self.known = False
-        self.reading = True
-        self._machine.ask(m.Stat(self._folder), self._read)
-
-    def _read(self, answer: m.Response) -> None:
-        if isinstance(answer, m.NoResponse):
-            return  # read again after the reconnection
-        self.reading = False
-        if isinstance(answer, m.Refused):
-            self._give_up(answer.reason)
-        self.known = self._unchecked or isinstance(answer, m.NodeRead)
-        if isinstance(answer, m.NodeRead):
-            self._version = answer.version
-
-    def checks(self) -> tuple[m.CheckOp, ...]:
-        """Return the operations that a claim must contain."""
-        return () if self._unchecked else (m.CheckOp(self._folder, self._version),)
-
-    def rejected(self, answer: m.Rejected) -> None:
-        """Handle a claim that failed for such an operation."""
-        self.known = False
-        if answer.fault is m.CommitError.OTHER:
-            self._give_up(answer.reason)
-
-    def _give_up(self, reason: str) -> None:
-        if not self._unchecked:
-            self._unchecked = True
-            log.warning(
-                "cannot check %s: %s; claiming queues all the same; give qdo all rights on it",
-                self._folder,
-                reason,
-            )
-
-
-INFINITY = float("inf")
-SETTLE_SECONDS = 0.15
-"""Quiet time to wait for after a worker joined."""
-MAX_SETTLE_SECONDS = 1.0
-"""Longest wait for quiet, counted from the first join."""
-RELIST_SECONDS = 0.05
-"""Shortest time between two listings of all queues."""
-RECONCILE_SECONDS = 60.0
-
-
 class Rebalancer(m.Machine):
     """The work of the leader; idle on all other workers.
 
     :ivar lost: the workers that went without releasing their queues.
-    :param wait_for_deleted: the names of the queues marked as deleted are reported through
-        `exclude_deleted`. Until then only queues that are already assigned are planned.
+    :param wait_for_deleted: plan only queues that are already assigned, until `exclude_deleted`.
     """
 
     def __init__(
@@ -221,10 +165,7 @@ class Rebalancer(m.Machine):
     # --- leadership -------------------------------------------------------------------
 
     def leadership_acquired(self, fence: int, former: str, process: str) -> None:
-        """Begin; `fence` is the version of the rebalancer node after becoming leader.
-
-        :param former: the leader before, and its `process`, as in `WorkerNode`.
-        """
+        """Begin; `former` was leader before, in `process`."""
         self._fence = fence
         self.lost.record({former: WorkerNode(process=process)})
         self._queue_nodes.deleted = None if self._wait_for_deleted else frozenset()
@@ -302,9 +243,7 @@ class Rebalancer(m.Machine):
 
     # --- observing --------------------------------------------------------------------
 
-    def _observe(
-        self, request: m.Get | m.Stat | m.Children, then: Callable[[m.Response], None]
-    ) -> None:
+    def _observe(self, request: Read, then: m.Callback) -> None:
         """Send a request whose answer counts only in this term."""
         term = self._term
 
@@ -319,6 +258,16 @@ class Rebalancer(m.Machine):
 
         self.ask(request, answered)
 
+    def _expect(self, request: Read, then: m.Callback) -> None:
+        """Send a request as `_observe` does; no plan is made before its answer."""
+
+        def answered(answer: m.Response) -> None:
+            self._unread -= 1
+            then(answer)
+
+        self._unread += 1
+        self._observe(request, answered)
+
     def _reconcile(self) -> None:
         """Read everything again, then plan."""
         self._term += 1
@@ -328,49 +277,43 @@ class Rebalancer(m.Machine):
         self._reconcile_at = self._clock() + RECONCILE_SECONDS
         self._list_workers()
         self._list_queues()
-        self._unread += 1
-        self._observe(m.Children(self._layout.assignments), self._assignments_listed)
+        self._expect(m.Children(self._layout.assignments), self._assignments_listed)
         self._read_moves()
 
     def _list_workers(self) -> None:
-        self._unread += 1
-        self._observe(m.Children(self._layout.workers, watch=True), self._workers_listed)
+        self._expect(m.Children(self._layout.workers, watch=True), self._workers_listed)
 
     def _workers_listed(self, answer: m.Response) -> None:
-        self._unread -= 1
         first = not self._roll.listed
         new, left = self._roll.record(answer.names if isinstance(answer, m.ChildrenRead) else ())
         self.lost.record(left)
         for name in new:
-            self._unread += 1
-            self._read_worker(name, counted=True)
+            self._read_worker(name, is_new=True)
         if first or left:
             self._plan_soon(0.0)
         elif new:
             self._settle()
 
-    def _read_worker(self, name: str, counted: bool = False) -> None:
-        self._observe(
+    def _read_worker(self, name: str, is_new: bool = False) -> None:
+        read = self._expect if is_new else self._observe
+        read(
             m.Get(self._layout.worker(name), watch=True),
-            lambda answer: self._worker_read(name, counted, answer),
+            lambda answer: self._worker_read(name, is_new, answer),
         )
 
-    def _worker_read(self, name: str, counted: bool, answer: m.Response) -> None:
-        self._unread -= counted
+    def _worker_read(self, name: str, is_new: bool, answer: m.Response) -> None:
         before, after = self._roll.read(name, answer)
         if before is None or after is None:
             return
         # A new worker is planned for once the fleet has settled.
-        filter_changed = not counted and after.filter != before.filter
+        filter_changed = not is_new and after.filter != before.filter
         if after.draining != before.draining or filter_changed:
             self._plan_soon(0.0)
 
     def _list_queues(self) -> None:
-        self._unread += 1
-        self._observe(m.Children(self._layout.queues, watch=True), self._queues_listed)
+        self._expect(m.Children(self._layout.queues, watch=True), self._queues_listed)
 
     def _queues_listed(self, answer: m.Response) -> None:
-        self._unread -= 1
         if isinstance(answer, m.NodeMissing):
             self._recreate(self._layout.queues)
             self._queue_nodes.listed = ()
@@ -381,23 +324,16 @@ class Rebalancer(m.Machine):
             self._queue_nodes.record_listing(answer.names)
 
     def _assignments_listed(self, answer: m.Response) -> None:
-        self._unread -= 1
         if isinstance(answer, m.NodeMissing):
             self._recreate(self._layout.assignments)
         listed = answer.names if isinstance(answer, m.ChildrenRead) else ()
         for worker in filter(is_worker_name, listed):
-            self._unread += 1
-            self._assignments.read(worker, self._assignment_read)
-
-    def _assignment_read(self) -> None:
-        self._unread -= 1
+            self._assignments.read(worker, self._expect)
 
     def _read_moves(self) -> None:
-        self._unread += 1
-        self._observe(m.Get(self._layout.assignments, watch=True), self._moves_read)
+        self._expect(m.Get(self._layout.assignments, watch=True), self._moves_read)
 
     def _moves_read(self, answer: m.Response) -> None:
-        self._unread -= 1
         found = parse_moves(answer.data) if isinstance(answer, m.NodeRead) else {}
         if found != self._moves:
             self._moves = found
@@ -442,9 +378,12 @@ class Rebalancer(m.Machine):
         self.lost.examine(self._assignments.shares_of_others(workers))
         changes = self._assignments.changes(workers, wanted)
         if changes:
-            sizes = pluralize(len(queues), "queue"), pluralize(len(able), "worker")
-            changed = pluralize(len(changes), "changed assignment")
-            log.info("rebalancer: %s over %s, with %s", *sizes, changed)
+            log.info(
+                "rebalancer: %s over %s, with %s",
+                pluralize(len(queues), "queue"),
+                pluralize(len(able), "worker"),
+                pluralize(len(changes), "changed assignment"),
+            )
             self._assignments.write(changes)
 
     # --- publishing -------------------------------------------------------------------

@@ -14,15 +14,12 @@ from typing import Any
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode
 
+# At most this many queues are described: many clients read component nodes.
 MOST_FAULTS = 100
-"""At most this many queues are described: many clients read component nodes."""
 
 
 class Registration(m.Machine):
-    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once.
-
-    :ivar refusal: why the coordinator refused to create it, "" if it did not.
-    """
+    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once."""
 
     def __init__(
         self,
@@ -35,6 +32,7 @@ class Registration(m.Machine):
     ) -> None:
         super().__init__()
         self.path: str | None = None
+        # Why the coordinator refused to create it, "" if it did not.
         self.refusal = ""
         self._folder = folder
         self._stem = stem

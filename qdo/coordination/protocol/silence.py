@@ -8,11 +8,11 @@ lease, and no message has to wait.
 
 from __future__ import annotations
 
+# Share of the session timeout after which an unanswered request means a silent server.
 SILENCE = 1 / 3
-"""Share of the session timeout after which an unanswered request means a silent server."""
+# Share of the session timeout for which the driver runs before it believes in the silence. After a
+# job has blocked the process, the answers are there but not yet read.
 GRACE = 0.02
-"""Share of the session timeout for which the driver runs before it believes in the silence. After
-a job has blocked the process, the answers are there but not yet read."""
 
 
 class SilenceDetector:

@@ -21,10 +21,11 @@ class WorkerNodeWriter:
     """Writes a worker's own node, and remembers its content.
 
     :ivar listed: the queues in it, as last written or read back after a barrier.
-    :ivar draining: recorded in it from the next write on.
-    :ivar filter: the queues that may be assigned to the worker; recorded by every write.
-    :ivar holds: mzxid of the pauses that the worker obeys; recorded by every write.
-    :ivar process: host, process and parent process of the worker; recorded by every write.
+    :ivar up: whether the session is connected.
+    :ivar draining: recorded by every write, as are `filter`, `about` and `holds`.
+    :ivar filter: the queues that may be assigned to the worker.
+    :ivar holds: mzxid of the pauses that the worker obeys.
+    :ivar about: its process, zone and address, see `WorkerNode`.
     :ivar rewrite: whether to write it even if no queue is claimed or released.
     """
 
@@ -38,31 +39,34 @@ class WorkerNodeWriter:
     ) -> None:
         self.path = path
         self.listed: dict[str, None] = {}
+        self.up = False
         self.draining = False
         self.filter = EVERYTHING
         self.holds = 0
         self.about: dict[str, Any] = {}
         self.rewrite = False
         self._machine = machine
-        self._on_gone = on_gone
+        self.gone = on_gone
         self._on_reread = on_reread
         self._version = 0
         self._written_at = 0
+        # A write was not answered: the next connection begins with a barrier.
+        self.in_doubt = False
         # No write may start: one is in flight, or the version is being read.
         self._closed = False
         self._in_flight = False
-        self._in_doubt = False
 
     @property
     def free(self) -> bool:
         return not self._closed
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether a write was not answered. Then a barrier is due."""
-        return self._in_doubt
+    def accepting(self) -> bool:
+        """Whether queues may be taken: the session is connected, and the worker stays."""
+        return self.up and not self.draining
 
     def connected(self) -> None:
+        self.up = True
         self._closed = self._in_flight = False
 
     # --- writing ----------------------------------------------------------------------
@@ -76,7 +80,8 @@ class WorkerNodeWriter:
         return self._own(WorkerNode(tuple(listed))).encode()
 
     def obey(self, zxid: int) -> None:
-        self.holds, self.rewrite = zxid, True
+        self.holds = zxid
+        self.rewrite = True
 
     def _own(self, node: WorkerNode) -> WorkerNode:
         told = replace(node, **self.about)
@@ -94,7 +99,7 @@ class WorkerNodeWriter:
     def answered(self, answer: m.Response) -> bool:
         """Handle the answer to `commit`; return False if the own node is in doubt."""
         if isinstance(answer, m.NoResponse):
-            self._in_doubt = True
+            self.in_doubt = True
             return False
         self._closed = self._in_flight = False
         if isinstance(answer, m.Committed):
@@ -102,12 +107,11 @@ class WorkerNodeWriter:
         return True
 
     def rejected(self, answer: m.Rejected) -> None:
-        """Called when the own node was not as remembered: gone, or written by an operator.
-
-        A node that cannot be read or written is as good as gone: the next registration has another.
-        """
+        """Called when the own node was not as remembered: gone, or written by an operator."""
+        # A node that cannot be read or written is as good as gone: the next registration has
+        # another.
         if answer.fault in _LOST:
-            self._on_gone()
+            self.gone()
         else:
             self._closed = True
             self.read()
@@ -120,7 +124,7 @@ class WorkerNodeWriter:
 
     def _read(self, answer: m.Response) -> None:
         if isinstance(answer, (m.NodeMissing, m.Refused)):
-            self._on_gone()
+            self.gone()
         elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
             self._on_reread(node.reread)
@@ -135,19 +139,17 @@ class WorkerNodeWriter:
     # --- the barrier ------------------------------------------------------------------
 
     def barrier(self, then: Callable[[], None]) -> None:
-        """Write the node unchanged: requests sent before can no longer take effect.
-
-        After the acknowledgement a late request finds another version and fails. No lagging server
-        can answer with a state from before it.
-        """
-        self._closed = self._in_flight = self._in_doubt = True
+        """Write the node unchanged: requests sent before can no longer take effect."""
+        # After the acknowledgement a late request finds another version and fails. No lagging
+        # server can answer with a state from before it.
+        self._closed = self._in_flight = self.in_doubt = True
         self._machine.ask(
             m.Get(self.path, watch=True), lambda answer: self._barrier_read(then, answer)
         )
 
     def _barrier_read(self, then: Callable[[], None], answer: m.Response) -> None:
         if isinstance(answer, (m.NodeMissing, m.Refused)):
-            self._on_gone()
+            self.gone()
         elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
             # Keep the list of a seek: its queues are read again when this write is acknowledged.
@@ -161,12 +163,12 @@ class WorkerNodeWriter:
         self, node: WorkerNode, then: Callable[[], None], answer: m.Response
     ) -> None:
         if isinstance(answer, m.Rejected) and answer.fault in _LOST:
-            self._on_gone()
+            self.gone()
         elif isinstance(answer, m.Rejected):
             self.barrier(then)
         elif isinstance(answer, m.Committed):
             self._version = answer.versions[0]
             self.listed = dict.fromkeys(node.queues)
-            self._closed = self._in_flight = self._in_doubt = False
+            self._closed = self._in_flight = self.in_doubt = False
             then()
             self._on_reread(node.reread)

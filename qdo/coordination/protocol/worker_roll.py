@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeAlias
 
+from qdo.coordination.protocol.assignments import Observe
 from qdo.coordination.protocol.machine import Get, NodeRead, Refused, Response
 from qdo.coordination.znodes.layout import Layout, is_worker_name
 from qdo.coordination.znodes.queue_node import QueueNode
@@ -25,19 +25,17 @@ from qdo.queues import QueueFilter
 from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
-
 JUDGE_SECONDS = 2.0
+# A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`.
 IDLE_SECONDS = 10.0
-"""A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`."""
 ASIDE_SECONDS = 300.0
 NAMES_SHOWN = 20
+# The last of them: their names are in a node that many clients read.
+REMEMBERED = 20
 
 
 class WorkerRoll:
-    """The workers as the leader sees them.
-
-    :ivar judge_at: when `judge` next looks for workers that claim nothing.
-    """
+    """The workers as the leader sees them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.listed = False
@@ -48,6 +46,7 @@ class WorkerRoll:
         self._idle_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
         self._unmatched: list[str] = []
+        # When `judge` next looks for workers that claim nothing.
         self.judge_at = 0.0
 
     def clear(self) -> None:
@@ -67,7 +66,8 @@ class WorkerRoll:
         """Record a listing; return the nodes to read, and those of workers that are gone."""
         # Nodes of other tools take no queues, and must be assigned none.
         listed = frozenset(filter(is_worker_name, names))
-        new, gone = sorted(listed - self._names), self._names - listed
+        new = sorted(listed - self._names)
+        gone = self._names - listed
         left = {name: self.workers.pop(name, WorkerNode()) for name in gone}
         for name in gone:
             self._unable.pop(name, None)
@@ -92,10 +92,8 @@ class WorkerRoll:
         return before, None
 
     def report_unlisted(self, path: str, reason: str) -> None:
-        """Log that a folder cannot be listed, once for each reason.
-
-        Nothing is planned while the answer is missing. Another leader could not list it either.
-        """
+        """Log that a folder cannot be listed, once for each reason."""
+        # Nothing is planned while the answer is missing. Another leader could not list it either.
         if self._unable.get(path) != reason:
             self._unable[path] = reason
             log.error(
@@ -139,12 +137,7 @@ class WorkerRoll:
         return claiming or able
 
     def judge(self, share_of: Callable[[str], Collection[str]]) -> dict[str, str]:
-        """Find workers that have long claimed none of the queues assigned to them only.
-
-        A worker whose queues are all still owned by others is not to blame.
-
-        :returns: one of these queues for each such worker.
-        """
+        """Return workers that have long claimed none of their queues, each with one of them."""
         now = self._clock()
         if now < self.judge_at:
             return {}
@@ -153,6 +146,7 @@ class WorkerRoll:
         suspects = [name for name in suspects if share_of(name)]
         free = dict[str, str]()
         if suspects:
+            # A worker whose queues are all still owned by others is not to blame.
             owned = {queue for node in self.workers.values() for queue in node.queues}
             shares = {name: set(share_of(name)) - owned for name in suspects}
             free = {name: min(share) for name, share in shares.items() if share}
@@ -177,12 +171,6 @@ class WorkerRoll:
         )
 
 
-REMEMBERED = 20
-"""The last of them: their names are in a node that many clients read."""
-
-Observe: TypeAlias = Callable[[Get, Callable[[Response], None]], None]
-
-
 class LostWorkers:
     """Finds out which workers left without releasing their queues: `found`, the oldest first."""
 
@@ -202,13 +190,9 @@ class LostWorkers:
         self._left.update(left)
 
     def examine(self, shares: Mapping[str, Collection[str]]) -> None:
-        """Find out about workers that are gone, before others get their queues.
-
-        A queue that was assigned to no other worker and still has such a worker as owner was not
-        released. One of them is read: all others need no request.
-
-        :param shares: the queues that are still assigned to each worker that is gone.
-        """
+        """Find out about workers that are gone and still have shares, before others get these."""
+        # A queue that was assigned to no other worker and still has such a worker as owner was not
+        # released. One of them is read: all others need no request.
         for name, share in shares.items():
             node = self._left.get(name, WorkerNode())
             owned = set(node.queues).intersection(share) or share

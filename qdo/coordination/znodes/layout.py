@@ -9,13 +9,19 @@ from qdo.errors import SettingsError
 from qdo.queues import name_error
 
 DEFAULT_NAMESPACE = "/mozilla/services/qdo"
-
-
 WORKER_STEM = "worker-"
-
-
 _WORKER = re.compile(r"worker-[0-9]{10,}", re.ASCII)
 _VERSION = re.compile(r"[0-9]{10}", re.ASCII)
+
+
+class _Below:
+    """A node below the root of an app."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: FleetLayout | Layout, kind: object = None) -> str:
+        return f"{layout.root}/{self._name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,58 +29,28 @@ class FleetLayout:
     """The paths of the nodes that the processes of one app share beside queues."""
 
     root: str
-
-    @property
-    def documents(self) -> str:
-        return f"{self.root}/documents"
-
-    @property
-    def locks(self) -> str:
-        return f"{self.root}/locks"
+    documents = _Below("documents")
+    locks = _Below("locks")
+    limits = _Below("limits")
+    timers = _Below("timers")
+    holds = _Below("holds")
+    settings = _Below("settings")
+    chores = _Below("chores")
+    actions = _Below("actions")
+    actionoutput = _Below("actionoutput")
+    actionlog = _Below("actionlog")
 
     def lock(self, name: str) -> str:
         return f"{self.root}/locks/{name}"
 
-    @property
-    def limits(self) -> str:
-        return f"{self.root}/limits"
-
     def limit(self, name: str) -> str:
         return f"{self.root}/limits/{name}"
-
-    @property
-    def timers(self) -> str:
-        return f"{self.root}/timers"
-
-    @property
-    def holds(self) -> str:
-        return f"{self.root}/holds"
-
-    @property
-    def settings(self) -> str:
-        return f"{self.root}/settings"
-
-    @property
-    def chores(self) -> str:
-        return f"{self.root}/chores"
 
     def document_set(self, name: str) -> str:
         return f"{self.root}/documents/{name}"
 
-    @property
-    def actions(self) -> str:
-        return f"{self.root}/actions"
-
     def actions_of(self, worker: str) -> str:
         return f"{self.root}/actions/{worker}"
-
-    @property
-    def actionoutput(self) -> str:
-        return f"{self.root}/actionoutput"
-
-    @property
-    def actionlog(self) -> str:
-        return f"{self.root}/actionlog"
 
     def log_entry(self, name: str) -> str:
         return f"{self.root}/actionlog/{name}"
@@ -95,6 +71,14 @@ class Layout:
     """The paths of one app."""
 
     root: str
+    workers = _Below("workers")
+    queues = _Below("queues")
+    assignments = _Below("assignments")
+    rebalancer = _Below("rebalancer")
+    election = _Below("election")
+    components = _Below("components")
+    doorbells = _Below("doorbells")
+    broker = _Below("broker")
 
     @classmethod
     def of(cls, app: str, namespace: str = DEFAULT_NAMESPACE) -> Layout:
@@ -108,38 +92,6 @@ class Layout:
                 reason=f"must be an absolute znode path such as /a/b, got {namespace!r}",
             )
         return cls(f"{namespace.rstrip('/')}/{app}")
-
-    @property
-    def workers(self) -> str:
-        return f"{self.root}/workers"
-
-    @property
-    def queues(self) -> str:
-        return f"{self.root}/queues"
-
-    @property
-    def assignments(self) -> str:
-        return f"{self.root}/assignments"
-
-    @property
-    def rebalancer(self) -> str:
-        return f"{self.root}/rebalancer"
-
-    @property
-    def election(self) -> str:
-        return f"{self.root}/election"
-
-    @property
-    def components(self) -> str:
-        return f"{self.root}/components"
-
-    @property
-    def doorbells(self) -> str:
-        return f"{self.root}/doorbells"
-
-    @property
-    def broker(self) -> str:
-        return f"{self.root}/broker"
 
     @property
     def fleet(self) -> FleetLayout:

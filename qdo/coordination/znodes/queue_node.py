@@ -1,21 +1,4 @@
-"""The value of a queue node and of the progress in it, and an overview of all nodes.
-
-========================  ====================  ==================================================
-node                      kind                  value
-========================  ====================  ==================================================
-workers/worker-N          ephemeral sequential  ``{"queues": [...]}``; ``"reread"`` after a seek,
-                                                ``"filter"`` if only some queues match it
-queues/<queue>            persistent            ``{"last": "N"}``; ``owner``, ``seek``,
-                                                ``onward``, ``position``, ``failing`` or
-                                                ``blocked``, ``done_ranges``, ``cancelled``,
-                                                ``other_failures``, ``unconfirmed``
-assignments/worker-N      persistent            ``{"queues": [...]}``
-rebalancer                persistent            ``{"worker": "worker-N"}``; its version is a fence
-election/candidate-N      ephemeral sequential  ``{"worker": "worker-N"}``
-components/<kind>/host-N  ephemeral sequential  host, pid, version, started, state, ...
-doorbells/<queue>         persistent            none; its version counts notifications
-========================  ====================  ==================================================
-"""
+"""The value of a queue node and of the progress in it; docs/znodes.rst describes all nodes."""
 
 from __future__ import annotations
 
@@ -37,34 +20,23 @@ from qdo.coordination.znodes.values import (
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import is_path_part
 
+# A UUIDv1 timestamp has 60 bits: `last` ends in the year 5236.
 MAX_LAST = 2**60 - 1
-"""A UUIDv1 timestamp has 60 bits: `last` ends in the year 5236."""
-
-
 _MAX_DIGITS = 100
-
-
+# A broker's positions may be wider than times; see `qdo.positions`.
 MAX_POSITION = 10**_MAX_DIGITS - 1
-"""A broker's positions may be wider than times; see `qdo.positions`."""
-
-
+# An operator's decisions on a message, for the owner of its queue to carry out.
 DECISIONS = ("skip", "dead-letter")
-"""An operator's decisions on a message, for the owner of its queue to carry out."""
-
-
+# A larger number of attempts was written by another program.
 MAX_ATTEMPTS = 10**9
-"""A larger number of attempts was written by another program."""
-
-
+# Cancelled messages in a queue node: about 10 KB of JSON.
 MAX_CANCELLED = 1000
-"""Cancelled messages in a queue node: about 10 KB of JSON."""
-
-
+# Limit of an error in a queue node: nodes of thousands of queues must stay small.
 FAILURE_ERROR_CHARACTERS = 300
-"""Limit of an error in a queue node: nodes of thousands of queues must stay small."""
-
+# Begins the error of a message whose attempts the next owner has counted.
 OWNERS_GONE = "its owners died or lost their sessions in its attempts: "
-"""Begins the error of a message whose attempts the next owner has counted."""
+# A value that is written again may take this many times its bytes: 1e15 becomes 1000000000000000.0.
+_MOST_GROWTH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +105,9 @@ class FailureRecord:
         )
 
     def interrupted(self, reason: str, attempts: int = 1) -> FailureRecord:
-        """Return the record with more attempts, which ended with their process or session.
-
-        It is unchanged if an operator must decide, or did.
-        """
+        """Return the record with more attempts, which ended with their process or session."""
         if self.blocked or self.decision:
-            return self
+            return self  # an operator must decide, or did
         error = reason[:FAILURE_ERROR_CHARACTERS]
         return FailureRecord(self.position, self.attempts + attempts, error, crashed=True)
 
@@ -170,10 +139,7 @@ def _moment(value: Any) -> float:
 
 
 class CancelOutcome(Enum):
-    """The result of an attempt to cancel a message.
-
-    Only a message whose first attempt has not begun can be cancelled: a failing one has begun.
-    """
+    """The result of an attempt to cancel a message, which must not have begun."""
 
     CANCELLED = "cancelled"
     ALREADY = "already-cancelled"
@@ -245,11 +211,7 @@ class OutOfOrderProgress:
 def cancel_outcome(
     progress: OutOfOrderProgress | None, failures: Iterable[FailureRecord], done: int, position: int
 ) -> CancelOutcome:
-    """Return what becomes of a message that is to be cancelled, if it has not been started.
-
-    :param failures: those of messages behind `done`.
-    :param done: all messages up to this position are done.
-    """
+    """Return what becomes of a message that is to be cancelled; all up to `done` are done."""
     if position <= done:
         return CancelOutcome.DONE
     if progress is not None and position in progress.cancelled:
@@ -287,7 +249,7 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
         return text, None
     if not isinstance(text, str):
         return 0, f"last must be a decimal string, got {shown(text)}"
-    digits = text.strip().removesuffix("L").strip()
+    digits = text.strip().removesuffix("L").strip()  # old writers left an L
     if not digits:
         return 0, None if not text.strip() else f"last must be a decimal string, got {shown(text)}"
     if not (digits.isascii() and digits.isdigit()):
@@ -296,11 +258,6 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
     if len(digits) > _MAX_DIGITS or int(digits) > most:
         return 0, f"last is larger than any position: {digits[:60]}"
     return int(digits), None
-
-
-_MOST_GROWTH = 6
-"""A value that is written again may take this many times its bytes: 1e15 becomes
-1000000000000000.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +311,6 @@ class QueueNode:
     def parse(cls, data: bytes | None, refused: str | None = None) -> QueueNode:
         """Parse a node; never raises: `fault` has the reason if it is unreadable.
 
-        An empty value is a queue without progress. `last` may end in an L, as old writers left it,
-        and have surrounding spaces.
-
         :param refused: why the coordinator did not return the data.
         """
         if refused is not None:
@@ -371,10 +325,12 @@ class QueueNode:
             size = max(size, len(encode(value)))
         last, fault = parse_last(value.pop("last", ""))
         owner = value.pop("owner", "")
-        seek, onward = value.pop("seek", 0), value.pop("onward", 0)
+        seek = value.pop("seek", 0)
+        onward = value.pop("onward", 0)
         position = value.pop("position", None)
         deleted = value.pop("deleted", False)
-        failing, blocked = value.pop("failing", None), value.pop("blocked", None)
+        failing = value.pop("failing", None)
+        blocked = value.pop("blocked", None)
         failure = FailureRecord.parse(blocked if blocked is not None else failing)
         out_of_order = OutOfOrderProgress.parse(
             last,
@@ -452,12 +408,11 @@ class QueueNode:
     ) -> QueueNode:
         """Return the node with another `last`; a failure record before it is dropped.
 
-        Progress beyond `last` counts from it, so it is dropped as well; the caller sets it again.
-
         :param done: `last` as a position of the broker, if its positions are not times.
         """
         failure = self.failure
         done = last if done is None else done
+        # Progress beyond `last` counts from it, so it is dropped; the caller sets it again.
         # `replace` takes three times as long: 6 % of a checkpoint.
         return QueueNode(
             last,
@@ -476,14 +431,11 @@ class QueueNode:
         return self.seek - before.seek == self.onward - before.onward
 
     def decisions_since(self, before: QueueNode) -> dict[int, FailureRecord | None]:
-        """Return what operators have decided about messages since an older node, by position.
-
-        None stands for a message that runs again. Nothing is returned if more than that changed.
-        """
+        """Return what operators decided since an older node, by position; None to run again."""
         known = {each.position: each for each in before.failures}
         found = {each.position: each for each in self.failures}
         if not self.continues(before) or self._place() != before._place():
-            return {}
+            return {}  # more than that changed
         changed = {
             each for each in known.keys() | found.keys() if known.get(each) != found.get(each)
         }
@@ -501,8 +453,8 @@ class QueueNode:
         return self if kept == self.failure else replace(self, failure=kept)
 
 
+# The state of a queue without a node.
 NEW = QueueNode()
-"""The state of a queue without a node."""
 
 
 def _count(value: Any) -> int:

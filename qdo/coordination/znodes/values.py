@@ -13,47 +13,28 @@ import ujson
 
 from qdo.encoding import is_deeper
 
+# Largest value sent: ZooKeeper answers an oversize request by dropping the connection.
 MAX_VALUE_BYTES = 512 * 1024
-"""Largest value sent: ZooKeeper answers an oversize request by dropping the connection."""
-
-
 MAX_TRANSACTION_BYTES = 768 * 1024
-
-
+# Largest value of a queue node: it fits into a transaction beside any worker node.
 MAX_QUEUE_BYTES = 240 * 1024
-"""Largest value of a queue node: it fits into a transaction beside any worker node."""
-
-
+# Deepest nesting of a value. ujson cannot write more than 1,024 levels, and Python's own parser
+# reads more in some versions.
 MAX_DEPTH = 100
-"""Deepest nesting of a value. ujson cannot write more than 1,024 levels, and Python's own parser
-reads more in some versions."""
-
-
+# Largest value after decompression: over 200,000 queues with 32-character names.
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
-"""Largest value after decompression: over 200,000 queues with 32-character names."""
-
+# Strings in a list that is longer than `MAX_VALUE_BYTES`; parsing so many takes half a second.
 MAX_LISTED = 300_000
-"""Strings in a list that is longer than `MAX_VALUE_BYTES`; parsing so many takes half a second."""
-
-
+# Everything but strings and commas in such a list.
 MAX_STRUCTURE_BYTES = 1024
-"""Everything but strings and commas in such a list."""
-
-
+# First byte of a compressed value. No JSON text begins with it.
 _ZLIB = b"x"
-"""First byte of a compressed value. No JSON text begins with it."""
-
-
+# Length of a foreign value in the reason of a fault.
 SHOWN_CHARACTERS = 60
-"""Length of a foreign value in the reason of a fault."""
-
-
+# A larger Unix time, in the year 5138, was written by another program.
 MAX_TIME = 1e11
-"""A larger Unix time, in the year 5138, was written by another program."""
-
+# Larger whole numbers have no exact float.
 MAX_EXACT = 2**53
-"""Larger whole numbers have no exact float."""
-
 _Value = TypeVar("_Value", str, int, float)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -62,12 +43,10 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def load(data: bytes | None) -> tuple[dict[str, Any], str | None]:
     """Return the JSON object of a node, and why it cannot be read, if it cannot.
 
-    Every value of a node is read here. Whatever other programs write, `encode` can write the
-    object again. A node without data, as `zkCli.sh create PATH` leaves it, counts as ``{}``, like
-    one whose data is empty.
+    Every value of a node is read here. `encode` can write whatever this returns.
     """
     if data is None or not data.strip():
-        return {}, None
+        return {}, None  # as `zkCli.sh create PATH` leaves it
     try:
         value = _DECODER.decode(data.decode())
         if not isinstance(value, dict):
@@ -93,8 +72,8 @@ def _finite(text: str) -> float:
     return number
 
 
+# Made once: `json.loads` makes one for each call with options, which takes as long as the call.
 _DECODER = json.JSONDecoder(parse_constant=_reject, parse_float=_finite)
-"""Made once: `json.loads` makes one for each call with options, which takes as long as the call."""
 
 
 def unix_time(value: Any) -> float | None:
@@ -130,21 +109,17 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def encode_with_others(value: dict[str, Any], others: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a node with the keys of other programs, without them if it is too long.
-
-    A value that is written again may grow: 1e15 becomes 1000000000000000.0.
-    """
+    """Return the JSON of a node with the keys of other programs, without them if it is too long."""
     data = encode({**others, **value})
+    # A value that is written again may grow: 1e15 becomes 1000000000000000.0.
     return data if len(data) <= MAX_VALUE_BYTES else encode(value)
 
 
 def encode_list(value: dict[str, Any]) -> bytes:
-    """Return the JSON of a node that lists queues, compressed if it is too long otherwise.
-
-    Level 1: it makes 126 KB of 50,000 names like tenant-00001234 in 13 ms, and 1.1 MB of as many
-    UUIDs in 62 ms. Level 6 saves less than 5 % for twice the time. 512 KiB hold 207,000 such names,
-    or 23,000 UUIDs.
-    """
+    """Return the JSON of a node that lists queues, compressed if it is too long otherwise."""
+    # Level 1: it makes 126 KB of 50,000 names like tenant-00001234 in 13 ms, and 1.1 MB of as many
+    # UUIDs in 62 ms. Level 6 saves less than 5 % for twice the time. 512 KiB hold 207,000 such
+    # names, or 23,000 UUIDs.
     data = encode(value)
     long = MAX_VALUE_BYTES < len(data) <= MAX_INFLATED_BYTES
     return zlib.compress(data, 1) if long and is_flat(data) else data
@@ -161,11 +136,9 @@ def load_list(data: bytes | None) -> tuple[dict[str, Any], str | None]:
 
 
 def is_flat(data: bytes) -> bool:
-    """Return whether a value has little but strings, and not too many.
-
-    8 MiB of empty lists, which are 8 KB in a node, take 4 s and 400 MB to parse. Nothing else
-    happens in that time, and the lease of the process runs out.
-    """
+    """Return whether a value has little but strings, and not too many."""
+    # 8 MiB of empty lists, which are 8 KB in a node, take 4 s and 400 MB to parse. Nothing else
+    # happens in that time, and the lease of the process runs out.
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * (MAX_LISTED + MAX_STRUCTURE_BYTES):
         return False  # to split 8 MiB of short names would take 0.25 s and 185 MB

@@ -17,8 +17,8 @@ from qdo.coordination.znodes.values import (
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 from qdo.text import shorten
 
+# Queues that operators have moved to a worker: each of those workers is planned for by itself.
 MAX_MOVES = 1000
-"""Queues that operators have moved to a worker: each of those workers is planned for by itself."""
 MAX_PROCESS_CHARACTERS = 300
 _TEXTS = ("process", "zone", "address")
 
@@ -104,13 +104,11 @@ def _globs(value: Any) -> tuple[str, ...]:
 
 
 def parse_assignment(data: bytes | None) -> frozenset[str] | None:
-    """Return the queues of an assignment node, None if it cannot be read.
-
-    The names become paths, and a name that is not a valid path would break the connection.
-    """
+    """Return the queues of an assignment node, None if it cannot be read."""
     value, _ = load_list(data)
     if not isinstance(value.get("queues"), list):
         return None
+    # The names become paths, and a name that is not a valid path would break the connection.
     return frozenset(filter(is_path_part, string_tuple(value["queues"])))
 
 
@@ -125,10 +123,7 @@ def parse_leader(data: bytes | None) -> tuple[str, str]:
 
 
 def parse_moves(data: bytes | None) -> dict[str, str]:
-    """Return the worker of each queue that an operator moved, from the folder of assignments.
-
-    Other programs' values and those beyond `MAX_MOVES` are left out.
-    """
+    """Return the worker of each queue that an operator moved, from the folder of assignments."""
     value, _ = load(data)
     moves = value.get("moves")
     if not isinstance(moves, dict):

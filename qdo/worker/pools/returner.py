@@ -111,7 +111,7 @@ class Returner(LeaderDuty):
         owners = self._store.owners()
         if not owners:
             return 0
-        workers = current_names(client, layout, layout.workers)
+        workers = current_names(client, layout.workers)
         count = 0
         for owner in (each for each in owners if each not in workers):
             given = self._store.give_back(owner)

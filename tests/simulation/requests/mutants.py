@@ -37,7 +37,7 @@ def _gives_back_without_sync(patch: Patch) -> None:
 
 def _lists_workers_before_owners(patch: Patch) -> None:
     def give_back(self: Returner, client: Any, layout: Any, fence: Any) -> None:
-        workers = qdo.worker.pools.returner.current_names(client, layout, layout.workers)
+        workers = qdo.worker.pools.returner.current_names(client, layout.workers)
         for owner in self._store.owners():
             if owner not in workers:
                 self._store.give_back(owner)

@@ -390,7 +390,7 @@ class PoolWorld:
         return [*(row for row in self.store.rows.values() if row[4] != OVER), *held]
 
 
-def current_names(client: Any, layout: Any, path: str) -> set[str]:
+def current_names(client: Any, path: str) -> set[str]:
     found: set[str] = client.world.current_names(client, sync=True)
     return found
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qdo.coordination.protocol.planner import moves, plan, plan_filtered
+from qdo.coordination.protocol.planner import plan, plan_filtered
 from qdo.queues import EVERYTHING, QueueFilter
+from tests.support.plans import moves
 
 Holdings = dict[str, list[str]]
 Fleet = tuple[list[str], dict[str, QueueFilter], Holdings]

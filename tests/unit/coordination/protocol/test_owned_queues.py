@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -48,9 +48,12 @@ def test_a_node_that_names_another_owner_ends_the_claim(owner: str, is_lost: boo
 def test_a_queue_has_one_write_in_flight() -> None:
     """A second one would carry an old version. It follows at once, whatever the interval."""
     asked: list[Any] = []
-    worker: Any = SimpleNamespace(path="/w1", ask=lambda request, then: asked.append(request))
+    machine: Any = SimpleNamespace(ask=lambda request, then: asked.append(request))
+    node: Any = SimpleNamespace(path="/w1")
     unused: Any = None
-    checkpoints = Checkpoints(LAYOUT, worker, unused, clock=lambda: 0.0, interval_seconds=30.0)
+    checkpoints = Checkpoints(
+        LAYOUT, machine, node, unused, clock=lambda: 0.0, interval_seconds=30.0
+    )
     slot = owned()
     assert slot.claim is not None
     slot.claim.done = 5
@@ -89,10 +92,9 @@ def test_a_claim_is_recorded_up_to_what_is_done() -> None:
 
 def test_large_nodes_share_a_transaction_only_while_they_fit() -> None:
     """ZooKeeper drops the connection for a request that is too large."""
-    owner = cast(Any, SimpleNamespace(path="/w"))
-    nothing: Any = None
+    unused: Any = None
     checkpoints = Checkpoints(
-        Layout.of("app"), owner, nothing, clock=lambda: 0.0, interval_seconds=1.0
+        LAYOUT, unused, unused, unused, clock=lambda: 0.0, interval_seconds=1.0
     )
     failing = tuple(FailureRecord(position, 1, "x" * 300) for position in range(1, 151))
     large, small = QueueNode(out_of_order=OutOfOrderProgress(other_failures=failing)), QueueNode(1)

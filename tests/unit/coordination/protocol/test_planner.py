@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from qdo.coordination.protocol.assignments import Assignments, Change
 from qdo.coordination.protocol.machine import Committed, CreateOp, SetOp
-from qdo.coordination.protocol.planner import moves, plan
+from qdo.coordination.protocol.planner import plan
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.coordination.znodes.worker_node import WorkerNode, parse_assignment
+from tests.support.plans import moves
 
 Holdings = dict[str, list[str]]
 

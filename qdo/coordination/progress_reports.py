@@ -1,0 +1,68 @@
+"""The progress that the worker engine reports, on its way to the checkpoints of one member."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from qdo.coordination.protocol.claims import Claim
+from qdo.coordination.protocol.ownership import Ownership
+
+
+class ProgressReports:
+    """Collects the progress of claims until the loop of the machines takes it.
+
+    The engine calls `progress` and `record`; the loop calls the other methods.
+    """
+
+    def __init__(
+        self, put: Callable[[Callable[[], object] | None], None], make_event: Callable[[], Any]
+    ) -> None:
+        # None before the worker is registered.
+        self.ownership: Ownership | None = None
+        self._put = put
+        self._make_event = make_event
+        self._progressed: deque[Claim] = deque()
+        # The callers of `record`, each with the event that it waits for.
+        self._recordings: list[tuple[Claim, Any]] = []
+
+    def progress(self, claim: Claim) -> None:
+        """Record ``claim.done`` with the next checkpoint."""
+        waiting = self._progressed
+        waiting.append(claim)
+        # The first report wakes the loop, which takes all later ones with it.
+        if len(waiting) == 1:
+            self._put(None)
+
+    def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
+        """Checkpoint at once; return whether ``claim.done`` was recorded, or the claim ended."""
+        done = self._make_event()
+
+        def begin() -> None:
+            if self.ownership is not None:
+                self.ownership.progress(claim)
+                self.ownership.checkpoints.hurry()
+            self._recordings.append((claim, done))
+
+        self._put(begin)
+        return bool(done.wait(timeout_seconds))
+
+    def pass_on(self) -> None:
+        if self.ownership is not None:
+            while self._progressed:
+                self.ownership.progress(self._progressed.popleft())
+
+    def notify(self, ownership: Ownership) -> None:
+        """Wake the callers of `record` whose progress is recorded."""
+        for recording in list(self._recordings):
+            claim, done = recording
+            if ownership.recorded(claim):
+                self._recordings.remove(recording)
+                done.set()
+
+    def end(self) -> None:
+        """Wake all callers of `record`: their claims have ended."""
+        for _, done in self._recordings:
+            done.set()
+        self._recordings.clear()
