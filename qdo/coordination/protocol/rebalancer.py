@@ -73,10 +73,11 @@ class QueueNodes:
         """Return the queues to distribute; `assigned` returns those that are already assigned."""
         listed = self.listed or ()
         deleted = self.deleted
-        # Deleted queues bring no work, but would count as load.
+        # Plan no new queue while it is unknown which are deleted.
         if deleted is None:
             known = assigned()
             return [queue for queue in listed if queue in known]
+        # Deleted queues bring no work, but would count as load.
         return [queue for queue in listed if queue not in deleted] if deleted else listed
 
     def want(self, names: Iterable[str], last: int) -> None:
