@@ -56,7 +56,9 @@ class Batches:
 
     def process(self, turn: Turn) -> TurnResult:
         """Run one batch, or wait for more messages; return how the turn ended."""
-        slot, claim, job = turn.slot, turn.claim, turn.job
+        slot = turn.slot
+        claim = turn.claim
+        job = turn.job
         single = slot.singles > 0 or turn.has_failure
         try:
             rows = self._gather(turn, 1 if single else job.batch)
@@ -91,7 +93,8 @@ class Batches:
 
     def _gather(self, turn: Turn, wanted: int) -> list[Row]:
         """Return at least `wanted` rows; fewer only if the queue has no more."""
-        slot, claim = turn.slot, turn.claim
+        slot = turn.slot
+        claim = turn.claim
         rows = slot.gathered
         if rows is None:
             rows = slot.gathered = []
@@ -118,8 +121,10 @@ class Batches:
             self._outcomes.note_expired(slot, row[0])
 
     def _run_single(self, turn: Turn, row: Row) -> TurnResult:
-        slot, claim = turn.slot, turn.claim
-        failure, attempt = claim.failure, 1
+        slot = turn.slot
+        claim = turn.claim
+        failure = claim.failure
+        attempt = 1
         if failure is not None and failure.position == row[0]:
             if failure.crashed and slot.singles < turn.job.batch:
                 slot.singles = turn.job.batch
@@ -134,7 +139,8 @@ class Batches:
         return result
 
     def _run(self, turn: Turn, rows: list[Row], attempt: int = 1) -> TurnResult:
-        slot, job = turn.slot, turn.job
+        slot = turn.slot
+        job = turn.job
         batch, failure = self._decode(turn, rows, attempt)
         if failure is not None and len(batch) == 1:
             self._counters.attempts += 1
@@ -146,7 +152,8 @@ class Batches:
             return TurnResult.MORE
         self._positions_in_flight[slot.in_flight_index] = batch[0].position
         slot.message = message = batch[0]
-        counters, began = self._counters, self._engine.clock()
+        counters = self._counters
+        began = self._engine.clock()
         try:
             job.call(batch, self._engine.context)  # type: ignore[arg-type]
         except MessageExpired:
@@ -180,8 +187,11 @@ class Batches:
         """Return the messages up to the first undecodable one, and its error."""
         if self._engine.decoder.opener is not None:
             return self._decode_each(turn, rows, attempt)
-        queue, fence, loads = turn.slot.queue, turn.claim.fence, ujson.loads
-        origin, large_bytes = turn.slot.origin, self._engine.decoder.large_bytes
+        queue = turn.slot.queue
+        fence = turn.claim.fence
+        loads = ujson.loads
+        origin = turn.slot.origin
+        large_bytes = self._engine.decoder.large_bytes
         try:
             # Decode all at once, which works for nearly every batch: a call for each message would
             # take as long as decoding it.
@@ -226,7 +236,8 @@ class Batches:
         if len(batch) == 1 or isinstance(error, Stop):
             self._counters.attempts += 1
             return self._failed(turn, rows[0], batch[0], error)
-        slot, engine = turn.slot, self._engine
+        slot = turn.slot
+        engine = self._engine
         excused = self._outcomes.excused(turn, batch[0], error)
         if isinstance(excused, TurnResult):
             return excused

@@ -80,7 +80,8 @@ class Breaker:
         """
         now = self._clock()
         if self.paused and now - self._opened_at >= OPEN_SECONDS:
-            self.paused, self._spent = False, True
+            self.paused = False
+            self._spent = True
             _log.error(
                 "job %s: attempts count again, because it has failed for %d minutes; its messages"
                 " end by their policies: %s",

@@ -103,7 +103,8 @@ class Cancellations:
             return set(map(_POSITION, slot.gathered[: self._batch_of(slot)]))
         self._engine.limits.streaks.interrupt()
         left = list(slot.rows or ())
-        slot.rows, slot.withheld = iter(left), len(left)
+        slot.rows = iter(left)
+        slot.withheld = len(left)
         return range(left[0][0] if left else slot.fetched + 1)
 
     def _batch_of(self, slot: Slot) -> int:

@@ -91,7 +91,8 @@ class Decoder:
         self, turn: Turn, row: Row, attempt: int, error: BaseException
     ) -> tuple[Message, BaseException]:
         """Return a message with the body as it was sent, and the error to record."""
-        message, queue = self.undecoded(turn, row, attempt), turn.slot.queue
+        message = self.undecoded(turn, row, attempt)
+        queue = turn.slot.queue
         if row[3] == LEFT_ON_SERVER:
             error = LargeBodyError(queue=queue, id=message.id, limit=self._most, size="more")
         if isinstance(error, BodyDecodeError | KeyMissingError):

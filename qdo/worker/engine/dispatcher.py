@@ -103,7 +103,8 @@ class SlotAlarms:
         """Yield paused slots whose lease is valid again."""
         if not self._paused or now < self._pause_check_at:
             return
-        paused, self._paused = self._paused, []
+        paused = self._paused
+        self._paused = []
         for slot in paused:
             if slot.state is not SlotState.PAUSED or slot.claim is None:
                 continue
@@ -261,7 +262,9 @@ class Dispatcher:
         slot.broker_failures = 0
         slot.waited = False
         slot.pending_dead_letter = slot.dead_letter_message = None
-        slot.label, slot.gathering_until, slot.singles = b"", 0.0, 0
+        slot.label = b""
+        slot.gathering_until = 0.0
+        slot.singles = 0
         if claim.take_over():
             member.progress(claim)
         if slot.state is not SlotState.READY:
@@ -313,7 +316,8 @@ class Dispatcher:
         return None
 
     def _run_turn(self, slot: Slot) -> None:
-        member, claim = slot.member, slot.claim
+        member = slot.member
+        claim = slot.claim
         if member is None or claim is None:
             self._remove(slot)
             return
@@ -332,7 +336,8 @@ class Dispatcher:
     def _ended(self, slot: Slot, member: ClaimReports, claim: Claim, result: TurnResult) -> None:
         """Set the next state of a slot after its turn."""
         SIGN.forget_claim(claim.queue, claim.fence)
-        next_claim, slot.next_claim = slot.next_claim, None
+        next_claim = slot.next_claim
+        slot.next_claim = None
         if slot.claim is claim and not claim.over and result is not TurnResult.ENDED:
             self._park(slot, result)
             return

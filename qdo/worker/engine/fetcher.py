@@ -148,7 +148,8 @@ class Fetcher:
             else:
                 slot.reader = subscription.reader(claim.done)
         start = self._clock()
-        ahead, slot.ahead = slot.ahead, None
+        ahead = slot.ahead
+        slot.ahead = None
         batch: Sequence[Row] = () if ahead is None else ahead.get()
         if not batch:
             # A batch that was fetched ahead may be older than the wakeup of this turn.
@@ -181,7 +182,8 @@ class Fetcher:
     def _arrived(self, slot: Slot, ahead: Prefetch, rows: Sequence[Row]) -> None:
         """Count the bodies of a batch that was fetched ahead."""
         if slot.ahead is ahead and ahead.held_bytes:
-            expected, ahead.held_bytes = ahead.held_bytes, _about(rows)
+            expected = ahead.held_bytes
+            ahead.held_bytes = _about(rows)
             self._hold(slot, slot.held_bytes - expected + ahead.held_bytes)
 
     def clear(self, slot: Slot) -> None:

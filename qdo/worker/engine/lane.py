@@ -202,7 +202,8 @@ class Lane:
 
     def is_failing(self, position: int) -> bool:
         """Return whether an attempt of a message has failed, here or elsewhere."""
-        known, pending = self.claim.failure, self.slot.pending_dead_letter
+        known = self.claim.failure
+        pending = self.slot.pending_dead_letter
         return (
             (known is not None and known.position == position)
             or (pending is not None and pending.position == position)
@@ -235,7 +236,8 @@ class Lane:
 
     def take_failure(self) -> None:
         """Set the claim's failure to that of the next message, if it failed elsewhere."""
-        claim, failures = self.claim, self.failures
+        claim = self.claim
+        failures = self.failures
         if not failures or not self.rows or failures[0].position > self.rows[0][0]:
             return
         if claim.failure is None or claim.failure.position <= claim.done:
@@ -335,7 +337,8 @@ class WatermarkTracker:
     def done(self, position: int) -> None:
         """Mark a pending message as done; raise KeyError for one that is not pending."""
         node = self._pending.pop(position)
-        before, after = node.before, node.after
+        before = node.before
+        after = node.after
         if before is None:
             raise KeyError(position)
         if node.first:
@@ -463,7 +466,8 @@ class LaneProgress:
     def decide(self, position: int, failure: FailureRecord | None) -> Lane | None:
         """Apply an operator's decision; return the lane if the message is the first one there."""
         self._changed = True
-        same, stable = self._positions.identity(position), self._positions.stable
+        same = self._positions.identity(position)
+        stable = self._positions.stable
         for lane in self._lanes:
             for row in lane.rows:
                 if self._positions.identity(row[0]) == same:

@@ -73,7 +73,8 @@ class Lanes:
     """
 
     def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneTurns) -> None:
-        slot, claim = turn.slot, turn.claim
+        slot = turn.slot
+        claim = turn.claim
         self.claim = claim
         self.counters = engine.counters
         self._engine = engine
@@ -104,7 +105,8 @@ class Lanes:
         self._turning = False
         self._stopping = False
         self._gate = turn.job.gate
-        self.admitted_at, self.queue = 0.0, slot.queue
+        self.admitted_at = 0.0
+        self.queue = slot.queue
         self.grant: Grant | None = None
         self.awaits_permit = False
         self._error: BaseException | None = None
@@ -135,7 +137,8 @@ class Lanes:
 
     def _advance(self) -> TurnResult | None:
         """Start lanes; return how the turn ends once none runs, None while it continues."""
-        claim, now = self.claim, self._clock()
+        claim = self.claim
+        now = self._clock()
         if self._slot.claim is not claim or claim.over:
             return TurnResult.ENDED
         if claim.paused:
@@ -178,7 +181,8 @@ class Lanes:
             choice = self._priorities
             lane = self._ready[0] if choice is None else choice.first_of(self._ready)
             self._ready.remove(lane)
-            lane.slot.grant, self.grant = self.grant, None
+            lane.slot.grant = self.grant
+            self.grant = None
             self._running[lane] = gevent.spawn(self._run, lane)
         return False
 
@@ -318,7 +322,8 @@ class Lanes:
         except JobAborted:
             self._stopping = True
         except BaseException as error:  # noqa: BLE001 - raised where the turn ends
-            self._error, self._stopping = error, True
+            self._error = error
+            self._stopping = True
         finally:
             in_doubt = self._clock() >= self.claim.lease.until
             self._engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
@@ -354,7 +359,8 @@ class Lanes:
 
     def settle(self, lane: Lane) -> None:
         """Drop the messages of a lane that are done."""
-        rows, done = lane.rows, lane.claim.done
+        rows = lane.rows
+        done = lane.claim.done
         while rows and rows[0][0] <= done:
             position, body, _, _ = rows.popleft()
             self.progress.done(position)
@@ -364,7 +370,8 @@ class Lanes:
 
     def drop_expired(self, lane: Lane) -> None:
         """Drop messages that were cancelled, or that the broker took back: those come again."""
-        subscription, slot = self._subscription, lane.slot
+        subscription = self._subscription
+        slot = lane.slot
         self.progress.drop_cancelled(lane, self.settle)
         if subscription is None:
             return
@@ -415,7 +422,8 @@ class LaneTurns:
 
     def run(self, turn: Turn) -> TurnResult:
         """Run the lanes of a queue until all are idle; return how the turn ended."""
-        slot, claim = turn.slot, turn.claim
+        slot = turn.slot
+        claim = turn.claim
         lanes = slot.lanes
         if lanes is None or lanes.claim is not claim:
             lanes = slot.lanes = self._make_lanes(turn)
@@ -435,7 +443,8 @@ class LaneTurns:
         return result
 
     def _make_lanes(self, turn: Turn) -> Lanes:
-        job, engine = turn.job, self._engine
+        job = turn.job
+        engine = self._engine
         # Messages done above the watermark may come from a job with another order. A job that
         # takes batches gets each message up to there in a batch of its own.
         if job.batch:
@@ -451,12 +460,15 @@ class LaneTurns:
 
     def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
         """Run messages of a lane until a time; return how that ended."""
-        slot, before, began = lane.slot, lane.started, self._engine.clock()
+        slot = lane.slot
+        before = lane.started
+        began = self._engine.clock()
         slot.unreturned = slot.unstarted = 0
         try:
             result = self._run_lane(turn, lane, until)
         finally:
-            ended, taken = self._engine.clock(), lane.started - before
+            ended = self._engine.clock()
+            taken = lane.started - before
             if not slot.unreturned:
                 slot.durations.learn(taken - slot.unstarted, ended - began, ended - until)
             turn.note_successes(taken, slot)

@@ -88,7 +88,8 @@ class GatedRows:
 
     def _renew(self) -> bool:
         """Return whether a message may start, with permits in the grant of the slot."""
-        slot, gate = self._slot, self._gate
+        slot = self._slot
+        gate = self._gate
         grant = slot.grant
         if grant is None:
             return False
@@ -116,7 +117,8 @@ class StreakRows(GatedRows):
 
     def _parts(self) -> Iterator[Rows]:
         """Return the rows in parts; the first row of each may start as it is returned."""
-        slot, gate = self._slot, self._gate
+        slot = self._slot
+        gate = self._gate
         streaks: Streaks = gate.limits.streaks
         while True:
             streaks.end(self)
@@ -128,7 +130,8 @@ class StreakRows(GatedRows):
             if streaks.may_begin and gate.allows_streak and grant.allows(length_hint(self._rows)):
                 streaks.begin(self)
                 grant.streak = self
-                self._shares, self._most = grant.shares, length_hint(self._rows)
+                self._shares = grant.shares
+                self._most = length_hint(self._rows)
                 yield self._rows
             else:
                 yield islice(self._rows, 1)
@@ -178,7 +181,8 @@ class Streaks:
     def interrupt(self) -> None:
         """End all streaks between two messages."""
         if self._running:
-            running, self._running = self._running, []
+            running = self._running
+            self._running = []
             self._pause = self._singles = min(2 * self._pause + 1, MOST_SINGLES)
             for rows in running:
                 rows.interrupt()
@@ -409,7 +413,8 @@ class Limits:
             for gate in self._gates:
                 gate.waiting.pop(waiter, None)
             self._count()
-        grant, waiter.grant = waiter.grant, None
+        grant = waiter.grant
+        waiter.grant = None
         if grant is not None:
             grant.release()
 

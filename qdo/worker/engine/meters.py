@@ -82,7 +82,9 @@ class JobMeter:
         clock = self._clock
 
         def measured(batch: Batch, context: Any) -> None:
-            began, done, size = clock(), 0, len(batch)
+            began = clock()
+            done = 0
+            size = len(batch)
             self.dwell.observe(max(0.0, self._now() - (batch[0].due or batch[0].time)))
             try:
                 call(batch, context)  # type: ignore[arg-type]

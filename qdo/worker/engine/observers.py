@@ -53,7 +53,8 @@ class Observers:
             call = self.history.bind(call)
         if not self._observers:
             return call
-        began, clock = self._began, self._clock
+        began = self._began
+        clock = self._clock
 
         def observed(message: Message, context: Any) -> None:
             began[message.queue, message.position] = clock()

@@ -34,7 +34,8 @@ class PauseGate:
 
     def apply(self, pauses: Sequence[Pause]) -> None:
         """Start no message of queues that match these pauses; let all others continue."""
-        before, self._is_paused = self._is_paused, paused_queues(pauses)
+        before = self._is_paused
+        self._is_paused = paused_queues(pauses)
         self._in_flight.clear()
         if before is None and self._is_paused is None:
             return

@@ -128,7 +128,8 @@ class Pipeline:
     def _run(self, turn: Turn) -> TurnResult:
         if self._uses_lanes(turn):
             return self._run_lanes(turn)
-        done, failure = turn.claim.done, turn.claim.failure
+        done = turn.claim.done
+        failure = turn.claim.failure
         try:
             return self._run_serial(turn)
         except MessageExpired:
@@ -142,7 +143,8 @@ class Pipeline:
 
     def _settle(self, turn: Turn, done: int, failure: FailureRecord | None) -> None:
         """Report the progress since the turn began."""
-        slot, claim = turn.slot, turn.claim
+        slot = turn.slot
+        claim = turn.claim
         if self._runs_out_of_order(claim):
             # Lanes read what follows: the last row of this turn may have been cancelled.
             self._fetcher.clear(slot)
@@ -157,7 +159,9 @@ class Pipeline:
 
     def _uses_lanes(self, turn: Turn) -> bool:
         """Return whether messages may finish out of order."""
-        claim, job, lanes = turn.claim, turn.job, turn.slot.lanes
+        claim = turn.claim
+        job = turn.job
+        lanes = turn.slot.lanes
         if job is NO_JOB:
             return False
         if self._runs_out_of_order(claim):
@@ -198,7 +202,9 @@ class Pipeline:
         rows = self._fetch(turn)
         if isinstance(rows, TurnResult):
             return rows
-        slot, claim, engine = turn.slot, turn.claim, self._engine
+        slot = turn.slot
+        claim = turn.claim
+        engine = self._engine
         # Checked again: the fetch took time, and other greenlets may have run.
         began = engine.clock()
         until = min(claim.lease.until, began + engine.settings.now.turn_seconds)
@@ -218,7 +224,9 @@ class Pipeline:
 
     def _fetch(self, turn: Turn) -> Rows | TurnResult:
         """Return rows that may be started, or how the turn ends without any."""
-        slot, claim, gate = turn.slot, turn.claim, turn.job.gate
+        slot = turn.slot
+        claim = turn.claim
+        gate = turn.job.gate
         slot.withheld = 0
         try:
             rows = self._fetcher.read(slot, claim)
@@ -234,7 +242,9 @@ class Pipeline:
 
     def _count(self, turn: Turn, taken: int, left: int, began: float, until: float) -> None:
         """Count the messages of a turn, and learn from their duration."""
-        slot, claim, engine = turn.slot, turn.claim, self._engine
+        slot = turn.slot
+        claim = turn.claim
+        engine = self._engine
         ended = engine.clock()
         engine.in_flight.give_back(slot.in_flight_index, in_doubt=ended >= claim.lease.until)
         if not slot.unreturned:
@@ -275,7 +285,8 @@ def running_in(frame: FrameType | None) -> RunningJob | None:
     while frame is not None:
         if frame.f_code in _RUNNING:
             found = frame.f_locals
-            message, job = found.get("message"), found.get("job")
+            message = found.get("message")
+            job = found.get("job")
             if isinstance(message, Message) and isinstance(job, BoundJob):
                 return RunningJob(message, job, found["slot"].in_flight_index)
         frame = frame.f_back

@@ -50,7 +50,9 @@ class Subscriptions:
 
     def begin(self, turn: Turn) -> None:
         """Subscribe to the messages of a claim; raise any error of the broker."""
-        slot, claim, batch = turn.slot, turn.claim, turn.job.batch
+        slot = turn.slot
+        claim = turn.claim
+        batch = turn.job.batch
         subscribe = turn.pool.subscribe if turn.slot.is_pool else self._broker.subscribe
         subscription = subscribe(
             slot.queue,
@@ -66,7 +68,8 @@ class Subscriptions:
 
     def end(self, slot: Slot) -> None:
         """Release the messages that the claim of a slot holds."""
-        subscription, slot.subscription = slot.subscription, None
+        subscription = slot.subscription
+        slot.subscription = None
         if subscription is not None:
             subscription.close()
 

@@ -62,7 +62,8 @@ class Returner(LeaderDuty):
 
     def lead(self, member: Member) -> float:
         """Look for workers that are gone; return the seconds until the next look."""
-        names, now = member.leader.worker_names(), clock()
+        names = member.leader.worker_names()
+        now = clock()
         if names == self._names and now < self._ask_at:
             return LOOK_SECONDS
         try:
@@ -71,7 +72,8 @@ class Returner(LeaderDuty):
             text = "cannot look for requests of workers that are gone, retrying in 1 s: %s"
             _log.warning(text, describe(error), exc_info=not isinstance(error, QdoError))
             return 1.0
-        self._names, self._ask_at = names, now + COUNT_SECONDS
+        self._names = names
+        self._ask_at = now + COUNT_SECONDS
         return LOOK_SECONDS
 
     def _look(self, client: Client, layout: Layout, fence: CheckOp) -> int:
@@ -83,7 +85,8 @@ class Returner(LeaderDuty):
         count = self._give_back(client, layout, fence)
         more = all(self._store.expire() for _ in range(EXPIRY_ROUNDS))
         self._prune()
-        self._changes, self._look_at = changes, now + (COUNT_SECONDS if more else EVERY_SECONDS)
+        self._changes = changes
+        self._look_at = now + (COUNT_SECONDS if more else EVERY_SECONDS)
         return count
 
     def _prune(self) -> None:
