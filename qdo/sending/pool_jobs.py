@@ -37,6 +37,9 @@ LOOK_SECONDS = 0.25
 """How often a paused request looks whether it goes on."""
 MOST_NOTE = 200
 
+ENDED = object()
+"""Returned by the call of a pool's job whose process has stored the end of the request."""
+
 
 class Request(Message):
     """A request as the job of its pool gets it; its `body` has the parameters.
@@ -179,10 +182,6 @@ class Request(Message):
                 self.pool,
                 self.take,
             )
-
-
-ENDED = object()
-"""Returned by the call of a pool's job whose process has stored the end of the request."""
 
 
 def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], Any]:

@@ -53,6 +53,8 @@ from qdo.worker.executors.base import JobAborted
 PAUSE_CHECK_SECONDS = 0.05
 """How often the lease of paused queues is checked; only while there are any."""
 
+_log = logging.getLogger(__name__)
+
 
 class SlotAlarms:
     """Keep waiting and paused slots.
@@ -117,9 +119,6 @@ class SlotAlarms:
     @property
     def any_paused(self) -> bool:
         return bool(self._paused)
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord, Out
 from qdo.coordination.znodes.values import encode
 from qdo.worker.engine.slot import ClaimReports, Counters, Row, Slot
 
+RUNS = 500
+"""Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue
+node. Messages done beyond them are repeated after a handover."""
+FAILURE_RECORDS_BYTES = 64 << 10
+"""Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
+grow with the keys that fail. Messages beyond it count attempts from 1 after a handover."""
+
 
 class LaneOwner(Protocol):
     """The lanes of the whole queue, as one lane and the permits see them; see `lanes.Lanes`."""
@@ -372,14 +379,6 @@ class WatermarkTracker:
             elif newest > self.last:
                 found.append((max(first, self.last + 1), newest))
         return tuple(found)
-
-
-RUNS = 500
-"""Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue
-node. Messages done beyond them are repeated after a handover."""
-FAILURE_RECORDS_BYTES = 64 << 10
-"""Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
-grow with the keys that fail. Messages beyond it count attempts from 1 after a handover."""
 
 
 class LaneProgress:

@@ -61,6 +61,14 @@ LOOK_SECONDS = 0.05
 _ROW_BYTES = 400
 """Memory of a row beside its body, with its entries in window and lane."""
 
+_LANE_OF: Mapping[Order, Callable[[Row], object]] = {
+    "queue": lambda row: None,
+    "key": itemgetter(2),
+    "none": itemgetter(0),
+    "priority": lambda row: priority_of(parsed(row[3]) or {}),
+}
+"""The value that the messages of a lane have in common."""
+
 
 class Lanes:
     """The lanes of one claim of one queue.
@@ -397,15 +405,6 @@ class Lanes:
             self._ready.append(lane)
         elif not lane.is_blocked:
             self._stopping = True  # the job asked to stop
-
-
-_LANE_OF: Mapping[Order, Callable[[Row], object]] = {
-    "queue": lambda row: None,
-    "key": itemgetter(2),
-    "none": itemgetter(0),
-    "priority": lambda row: priority_of(parsed(row[3]) or {}),
-}
-"""The value that the messages of a lane have in common."""
 
 
 class LaneTurns:

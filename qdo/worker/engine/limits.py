@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MOST_SINGLES = 63
 """Most messages that ask for permits one by one after streaks were interrupted."""
 
+_log = logging.getLogger(__name__)
+
 
 class PermitShare(Protocol):
     """A share of a limit; see `qdo.fleet.shares.LimitShare`."""
@@ -186,9 +188,6 @@ class Streaks:
             self._pause = self._singles = min(2 * self._pause + 1, MOST_SINGLES)
             for rows in running:
                 rows.interrupt()
-
-
-_log = logging.getLogger(__name__)
 
 
 PermitWaiter: TypeAlias = Slot | LaneGroup

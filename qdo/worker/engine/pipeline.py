@@ -38,6 +38,8 @@ from qdo.worker.engine.subscriptions import FailureResumer, Subscriptions, advan
 from qdo.worker.executors.base import JobAborted, MessageExpired
 from qdo.worker.shared_memory import encode_label
 
+_RUNNING = (HOT_LOOP, Batches._run.__code__)
+
 
 class Pipeline:
     """Runs turns; see the module's docstring for their steps."""
@@ -262,9 +264,6 @@ class Pipeline:
             slot.label = encode_label(queue, turn.member.name, in_line)
             if self._engine.observers:
                 self._engine.observers.workers[slot.queue] = turn.member.name
-
-
-_RUNNING = (HOT_LOOP, Batches._run.__code__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.slot import Row, Slot, SlotState, TurnResult, where
 from qdo.worker.executors.base import MessageExpired
 
+OPERATOR_REASON = "an operator decided so"
+SUSPECT_SECONDS = 1.0
+"""What the owner before has run since its last checkpoint usually runs again in this time."""
+_log = logging.getLogger(__name__)
+
 
 class Subscriptions:
     """The subscriptions of one worker process."""
@@ -128,13 +133,6 @@ def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
     if batch and slot.gathered:
         return [row[0] for row in slot.gathered[:batch]]
     return (slot.message.position,)
-
-
-OPERATOR_REASON = "an operator decided so"
-SUSPECT_SECONDS = 1.0
-"""What the owner before has run since its last checkpoint usually runs again in this time."""
-
-_log = logging.getLogger(__name__)
 
 
 class FailureResumer:
