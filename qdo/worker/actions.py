@@ -30,7 +30,12 @@ from qdo.worker.runs import Runs
 
 _log = logging.getLogger(__name__)
 
-AskParent = Callable[[str], None]
+# The innermost frames of a stack that are shown.
+MAX_FRAMES = 60
+# The class `greenlet.greenlet`: callbacks of gevent's hub are greenlets without being its own.
+_GREENLET: Any = gevent.Greenlet.__mro__[-2]
+
+_Key = tuple[str, tuple[tuple[str, int, str], ...]]
 
 
 class OwnActions:
@@ -38,7 +43,7 @@ class OwnActions:
         self,
         stop: StopSignals,
         in_force: SettingsInForce,
-        ask_parent: AskParent | None,
+        ask_parent: Callable[[str], None] | None,
         runs: Runs,
         cancellations: Cancellations,
     ) -> None:
@@ -95,7 +100,8 @@ class OwnActions:
             finish(Result(text, json.dumps(found)))
 
     def _log_level(self, args: Values, finish: Finish) -> Result:
-        level, seconds = names.level_of(args), names.seconds_of(args)
+        level = names.level_of(args)
+        seconds = names.seconds_of(args)
         restore = logs.set_level(level)
         if self._restore_level is None:
             self._restore_level = restore  # a later change leads back to the same levels
@@ -106,7 +112,9 @@ class OwnActions:
         return Result(f"{level} until {until}")
 
     def _end_log_level(self) -> None:
-        restore, self._restore_level, self._level_timer = self._restore_level, None, None
+        restore = self._restore_level
+        self._restore_level = None
+        self._level_timer = None
         settings = self._in_force.now
         if not settings.log_config:
             logs.set_level(settings.log_level)  # live settings may have changed it meanwhile
@@ -123,19 +131,9 @@ def _stacks(args: Values, finish: Finish) -> Result:
     return Result(f"pid {os.getpid()}", all_stacks())
 
 
-# The class `greenlet.greenlet`: callbacks of gevent's hub are greenlets without being its own.
-_GREENLET: Any = gevent.Greenlet.__mro__[-2]
-# The innermost frames of a stack that are shown.
-MAX_FRAMES = 60
-
-_Key = tuple[str, tuple[tuple[str, int, str], ...]]
-
-
 def all_stacks() -> str:
-    """Return the stacks of this process: running jobs first, equal stacks once.
-
-    Has no values of variables, because they may be bodies of messages.
-    """
+    """Return the stacks of this process: running jobs first, equal stacks once."""
+    # Without the values of variables, which may be bodies of messages.
     counts = Counter(_key(what, frame) for what, frame in _frames())
     order = sorted(counts, key=lambda key: (not key[0].startswith("job"), -counts[key], key))
     return "\n".join(_shown(key, counts[key]) for key in order)
@@ -143,7 +141,8 @@ def all_stacks() -> str:
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
     """Yield the stacks of all threads but this greenlet, and of greenlets that do not run."""
-    own, names = sys._getframe(), {each.ident: each.name for each in threading.enumerate()}
+    own = sys._getframe()
+    names = {each.ident: each.name for each in threading.enumerate()}
     current = threading.get_ident()
     for ident, frame in sys._current_frames().items():
         if not _contains(frame, own):

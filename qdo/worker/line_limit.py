@@ -67,12 +67,9 @@ def sentence_of(record: logging.LogRecord) -> str:
 
 
 class LineLimit(logging.Filter):
-    """Passes the first lines of a kind in each second, and then one with the number left out.
+    """Passes the first `most` lines of a kind in each second, then one with the number left out.
 
     :param kind: returns the key by which lines are counted together, "" for a line that passes.
-    :param most: lines of one kind in a second.
-    :param clock: seconds on a monotonic clock.
-    :param later: calls a function after some seconds.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class LineLimit(logging.Filter):
         return False
 
     def _forget(self, now: float) -> None:
-        """Drop the windows of quiet queues: there may be many thousands."""
+        # There may be many thousands of quiet queues.
         if len(self._windows) >= _KEPT:
             self._windows = {
                 name: window
@@ -126,7 +123,8 @@ def _report(logger: logging.Logger, name: str, window: _Window) -> None:
 
 def limit_lines() -> None:
     """Limit the lines about single messages and queues in this process."""
-    by_queue, by_sentence = LineLimit(queue_of, LINES), LineLimit(sentence_of, LIKE_LINES)
+    by_queue = LineLimit(queue_of, LINES)
+    by_sentence = LineLimit(sentence_of, LIKE_LINES)
     for name in MESSAGE_LOGGERS:
         logging.getLogger(name).addFilter(by_queue)
     for name in (*MESSAGE_LOGGERS, *QUEUE_LOGGERS):

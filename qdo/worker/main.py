@@ -1,18 +1,7 @@
 """The entry point of a worker process: ``python -m qdo.worker.main``, started by `qdo-worker`.
 
-Its input is JSON in the environment variable QDO_CHILD:
-
-- ``settings``;
-- ``name``: which of the parent's processes it is;
-- ``target``: MODULE:APP or null;
-- ``pipe``: descriptor of a socket to the parent;
-- ``in_flight`` and ``receipts``: descriptors of memory shared with the parent, see
-  `qdo.worker.shared_memory`;
-- ``stacks``: descriptor of memory for its stacks, see `qdo.worker.stacks`;
-- ``metrics``: descriptor of memory for its metrics, see `qdo.worker.metrics.monitor`;
-- ``left``: descriptors of the receipt stores of dead processes;
-- ``restarted``: whether a process ran in this place before;
-- ``deaths``: process id, Unix time and end of those that ended unasked.
+Its input is JSON in the environment variable QDO_CHILD, which `ChildProcess` writes. Pipe and
+shared memories are descriptors that it inherits; the target is MODULE:APP or null.
 
 gevent patches the process before any other import, above all before the app is imported.
 
@@ -72,8 +61,8 @@ def _patch() -> None:
 
     # gevent looks for plugins at each of 20 events, and Python reads the metadata of all installed
     # packages each time: 240 ms with 133 packages, 40 ms when they are read once.
-    look, found = metadata.entry_points, metadata.entry_points()
-    metadata.entry_points = found.select
+    look = metadata.entry_points
+    metadata.entry_points = look().select
     try:
         # gevent's queues and events fail when threads share them. Python's are made of locks, and
         # gevent's locks work between threads whose event loops run.
@@ -202,12 +191,10 @@ def _context(
 
 
 class _StopCount:
-    """Requests to stop that come twice: as a signal, and from the parent over its socket.
+    """Counts requests to stop that come twice: as a signal, and from the parent over its socket."""
 
-    The signal reaches a process whose event loop is blocked, the socket one whose handler of the
-    signal was replaced. So each counts by itself, and the larger number is in force.
-    """
-
+    # The signal reaches a process whose event loop is blocked, the socket one whose handler of the
+    # signal was replaced. So each counts by itself, and the larger number is in force.
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._signals = self._asked = self._done = 0

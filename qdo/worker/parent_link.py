@@ -1,13 +1,7 @@
 """A worker process and the processes around it: its parent, and forked copies of itself.
 
 The child's end of the pipe reports to the parent, such as the source files that the app imported,
-and notices the parent's death.
-
-A forked copy of a worker process runs nothing of the worker. A fork copies all greenlets and
-their event loop. Code that waits through gevent in the copy, such as a lock in a library's fork
-handler, would resume them there: messages would run a second time, and the worker would lose
-events of the shared epoll descriptor. So the copy begins with an event loop of its own, which
-knows only the greenlet that forked.
+and notices the parent's death. A forked copy of a worker process runs nothing of the worker.
 """
 
 from __future__ import annotations
@@ -159,6 +153,10 @@ def isolate() -> None:
     os.register_at_fork(after_in_child=_begin_anew)
 
 
+# A fork copies all greenlets and their event loop. Code that waits through gevent in the copy, such
+# as a lock in a library's fork handler, would resume them there: messages would run a second time,
+# and the worker would lose events of the shared epoll descriptor. So the copy begins with an event
+# loop of its own, which knows only the greenlet that forked.
 def _begin_anew() -> None:
     current: Any = gevent.getcurrent()
     hubs: Any = gevent.hub

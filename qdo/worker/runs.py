@@ -80,7 +80,8 @@ class Runs:
 
     def look(self) -> list[MessageRun]:
         """Return the messages in flight."""
-        now, before = clock(), self._since
+        now = clock()
+        before = self._since
         self._looked = now
         running = [(slot, slot.message) for slot in self._in_flight() if slot.message is not None]
         self._since = {(key := _key(each)): before.get(key, now) for _, each in running}
@@ -112,7 +113,9 @@ class Runs:
     def perform(self, args: Values, finish: Finish) -> Result:
         """Answer the action "runs"."""
         glob, most = names.runs_of(args)
-        known, looked, now = self._since, self._looked, clock()
+        known = self._since
+        looked = self._looked
+        now = clock()
         runs = [
             each
             if each.key in known
@@ -160,6 +163,5 @@ def _stack(frame: FrameType | None) -> list[str]:
 
 
 def _is_of_app(file: str) -> bool:
-    """Return whether a file is neither Python's own nor one of the engine."""
     in_python = file.startswith(_PYTHON) and not any(name in file for name in _PACKAGES)
     return not in_python and not file.startswith((*_ENGINE, "<frozen"))

@@ -43,9 +43,11 @@ class StackDumps:
     def take(self, pid: int) -> str:
         """Return the stacks of all threads of the child, as far as it writes them in time."""
         with self._taking:
-            deadline, before, text = clock() + PATIENCE_SECONDS, -1, b""
             if not self._ask(pid):
                 return ""
+            deadline = clock() + PATIENCE_SECONDS
+            before = -1
+            text = b""
             while clock() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 text = self._read()
@@ -77,10 +79,8 @@ class StackDumps:
 
 
 def _is_handling(pid: int) -> bool:
-    """Return whether the signal waits for the main thread of a process, or its handler runs there.
-
-    The kernel blocks a signal during its handler. Always False without /proc.
-    """
+    """Return whether the signal waits for the main thread of a process, or is handled there."""
+    # The kernel blocks a signal during its handler.
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             masks = _MASKS.findall(file.read())

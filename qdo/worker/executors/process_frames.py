@@ -14,18 +14,6 @@ answer      ``serial``, ``ended`` (see `pool_jobs.reporting`), and ``done``, or 
 ==========  ===========================================================================
 
 An error carries the end of an attempt from a job's process to its worker process, which raises it.
-An outcome is recreated. Any other error is carried as its type's name, its text and its traceback.
-If the worker process knows the type, it raises an instance of that type too: rules by exception
-then work. No code of the app runs to create it.
-
-The keeper is the parent of a job's process and leaves nothing behind. A job may start programs, and
-these may start others, in groups and sessions of their own. The keeper adopts all orphans among
-them (`PR_SET_CHILD_SUBREAPER`). So when the job's process has ended, every process that it left is
-a child of the keeper sooner or later: the keeper kills its children until it has none, and only
-then ends itself, in the same way as the job's process.
-
-The worker process sends the keeper `END` to kill the job. The kernel sends it, too, when the worker
-process dies. The keeper runs no code of the app.
 """
 
 from __future__ import annotations
@@ -224,6 +212,8 @@ def load(answer: dict[str, Any]) -> BaseException | None:
     return remote
 
 
+# Of an error that is not an outcome, name, text and traceback were carried. If this process knows
+# the type, the instance is one of that type too: rules by exception then work.
 def _instance(name: str, module: str, text: str) -> RemoteError:
     known = _known(name, module)
     if known is not None:
@@ -257,6 +247,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool))
 
 
+# The keeper is the parent of a job's process and leaves nothing behind. A job may start programs,
+# and these may start others, in groups and sessions of their own. The keeper adopts all orphans
+# among them (`PR_SET_CHILD_SUBREAPER`). So when the job's process has ended, every process that it
+# left is a child of the keeper sooner or later: the keeper kills its children until it has none,
+# and only then ends itself, in the same way as the job's process. It runs no code of the app.
+#
+# The worker process sends it `END` to kill the job, and so does the kernel when that process dies.
 def keep(worker: int, fds: Iterable[int]) -> None:
     """Fork; return in the job's process, and stay in the keeper until everything has ended.
 

@@ -17,8 +17,13 @@ from qdo.errors import SettingsError
 from qdo.text import how_to_install
 from qdo.worker.engine.meters import DWELL_BOUNDS, JOB_BOUNDS
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 # Upper bounds of the classes of delays, in seconds.
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+
+# By the values of the labels: one number, or the counts and the sum of a histogram.
+Series = dict[tuple[str, ...], list[float]]
 
 
 class MetricKind(enum.Enum):
@@ -54,8 +59,12 @@ class Metric:
         return self.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
 
 
-_COUNTER, _HISTOGRAM = MetricKind.COUNTER, MetricKind.HISTOGRAM
-_SUM, _MAX, _MIN = MetricKind.SUM, MetricKind.MAX, MetricKind.MIN
+_COUNTER = MetricKind.COUNTER
+_HISTOGRAM = MetricKind.HISTOGRAM
+_SUM = MetricKind.SUM
+_MAX = MetricKind.MAX
+_MIN = MetricKind.MIN
+_MERGE: dict[MetricKind, Callable[[float, float], float]] = {_MAX: max, _MIN: min}
 
 ATTEMPTS = Metric(
     "qdo_attempts",
@@ -229,21 +238,10 @@ READY = Metric("qdo_ready", _SUM, "1 if /readyz answers with 200, 0 otherwise.")
 FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
 
 
-Labels = tuple[str, ...]
-# By the values of the labels: one number, or the counts and the sum of a histogram.
-Series = dict[Labels, list[float]]
-
-_MERGE: dict[MetricKind, Callable[[float, float], float]] = {
-    MetricKind.MAX: max,
-    MetricKind.MIN: min,
-}
-
-
 def parse(values: Any) -> dict[Metric, Series]:
-    """Return the metrics that a process has published.
+    """Return the metrics that a process has published; raise ValueError if these are none.
 
     :param values: the content of its memory, which its jobs may have written.
-    :raises ValueError: these are not metrics.
     """
     try:
         return {
@@ -257,7 +255,8 @@ def _series(metric: Metric, rows: Any) -> Series:
     found: Series = {}
     size = len(metric.bounds) + 2 if metric.kind is MetricKind.HISTOGRAM else 1
     for labels, numbers in rows or ():
-        key, counted = tuple(map(str, labels)), [float(each) for each in numbers]
+        key = tuple(map(str, labels))
+        counted = [float(each) for each in numbers]
         if len(key) != len(metric.labels) or len(counted) != size:
             raise ValueError(f"{metric.name} has other labels or classes")
         if not all(map(math.isfinite, counted)):
@@ -286,17 +285,11 @@ class MetricTotals:
 
 def add(values: dict[Metric, Series], into: dict[Metric, Series]) -> None:
     for metric, series in values.items():
-        _merge(metric, into[metric], series)
-
-
-def _merge(metric: Metric, into: Series, series: Series) -> None:
-    merge = _MERGE.get(metric.kind, float.__add__)
-    for labels, numbers in series.items():
-        before = into.get(labels)
-        into[labels] = list(numbers) if before is None else list(map(merge, before, numbers))
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+        merge = _MERGE.get(metric.kind, float.__add__)
+        sums = into[metric]
+        for labels, numbers in series.items():
+            before = sums.get(labels)
+            sums[labels] = list(numbers) if before is None else list(map(merge, before, numbers))
 
 
 def check_library() -> None:

@@ -10,10 +10,6 @@ that hangs or has just died. Reader and writer never wait, and no loop is woken.
 
 A page says until when its process leads. After that another worker may lead, and the parent leaves
 the facts of the app out that the process measured: it may be frozen.
-
-Layout: two halves, which are written in turn. Each has the number of the write (8 bytes), the
-length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed within a
-write, and its jobs may write anything: then the other half is the latest that is whole.
 """
 
 from __future__ import annotations
@@ -47,9 +43,20 @@ from qdo.worker.metrics.catalog import (
 )
 from qdo.worker.shared_memory import LoopReport, make_memory
 
+# A page has two halves, which are written in turn. Each has the number of the write (8 bytes), the
+# length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed within a
+# write, and its jobs may write anything: then the other half is the latest that is whole.
 # Room for hundreds of jobs. Memory that was never written takes no room.
 HALF_BYTES = 1 << 18
 _HEADER = struct.Struct("<QII")
+# The longest pause between two steps of the main loop while requests are served.
+STEP_SECONDS = 1.0
+# A main loop that has made no step for this long does not supervise.
+SILENT_SECONDS = 10.0
+# An event loop stores the time four times a second, and counts as blocked after this long.
+BLOCKED_SECONDS = 1.0
+# Metrics are not rendered more often, however many clients ask.
+RENDER_SECONDS = 0.5
 
 
 class MetricsPage:
@@ -114,16 +121,6 @@ def _read(fd: int) -> Any:
     return None
 
 
-# The longest pause between two steps of the main loop while requests are served.
-STEP_SECONDS = 1.0
-# A main loop that has made no step for this long does not supervise.
-SILENT_SECONDS = 10.0
-# An event loop stores the time four times a second, and counts as blocked after this long.
-BLOCKED_SECONDS = 1.0
-# Metrics are not rendered more often, however many clients ask.
-RENDER_SECONDS = 0.5
-
-
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
     status: int
@@ -163,7 +160,7 @@ class PlaceView:
 class Monitor:
     """Answers for one parent process. It is a WSGI app with three fixed paths.
 
-    :ivar silent_after: how long the event loop of a process may be blocked, in seconds.
+    :param silent_after: how long the event loop of a process may be blocked, in seconds.
     """
 
     def __init__(self, silent_after: float) -> None:
@@ -193,7 +190,6 @@ class Monitor:
     def __call__(
         self, environ: Mapping[str, Any], start_response: Callable[..., object]
     ) -> list[bytes]:
-        """Answer a request of HTTP."""
         answer = self._answer_to(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         headers = [
             ("Content-Type", answer.content_type),
@@ -241,7 +237,6 @@ class Monitor:
                 yield f"{place.name} (pid {place.child.pid}) {fault}"
 
     def _standstill(self, child: MonitoredChild) -> str:
-        """Return why a process does nothing, "" if it works."""
         if child.is_stopped():
             return "is stopped by a signal or a debugger"
         blocked = _blocked_seconds(child)
@@ -266,7 +261,9 @@ class Monitor:
 
     def _collect(self) -> dict[Metric, Series]:
         with self._changing:  # the main loop may wait for it: nothing is read here
-            places, living, found = self._places, [*self._living.values()], self._totals.copy()
+            places = self._places
+            living = [*self._living.values()]
+            found = self._totals.copy()
             restarts = sum(self._started.values()) - len(self._started)
         for child in living:
             add(_published(child)[1], found)
@@ -287,7 +284,6 @@ class Monitor:
 
 
 def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:
-    """Return the state of a worker and its metrics, as it published them last."""
     values = child.metrics.read()
     if values is not None:
         with contextlib.suppress(ValueError):

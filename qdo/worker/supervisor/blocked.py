@@ -14,9 +14,7 @@ session timeout ago, however long the present job has blocked.
 A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
 
 The parent also performs the actions that operators request of such a worker, which cannot read the
-requests itself. Over its own connection, the parent runs the machine of actions for as long as the
-loop is blocked, as a second actor: see `qdo.fleet.action_machine`. A parent whose workers are not
-blocked has no connection.
+requests itself.
 """
 
 from __future__ import annotations
@@ -62,6 +60,9 @@ _log = logging.getLogger(__name__)
 class BlockedActions(threading.Thread):
     """Acts for one worker, in parallel to the parent's other work, until its loop runs again."""
 
+    # Over its own connection, it runs the machine of actions as a second actor: see
+    # `qdo.fleet.action_machine`. A parent whose workers are not blocked has no connection.
+
     def __init__(
         self, child: ChildProcess, report: LoopReport, wake_up: Callable[[], None]
     ) -> None:
@@ -73,7 +74,7 @@ class BlockedActions(threading.Thread):
 
     def run(self) -> None:
         logged = ""
-        while self._is_blocked():
+        while _is_blocked(self._child, self._report):
             try:
                 self._act()
                 return
@@ -108,15 +109,12 @@ class BlockedActions(threading.Thread):
             actor=PARENT,
         )
         side.add(watch)
-        while self._is_blocked():
+        while _is_blocked(self._child, self._report):
             time.sleep(LOOK_SECONDS)
         side.call(watch.close)
         deadline = clock() + LONGEST_SECONDS
         while not watch.ended and clock() < deadline:
             time.sleep(LOOK_SECONDS)
-
-    def _is_blocked(self) -> bool:
-        return _is_blocked(self._child, self._report)
 
     def _table(self) -> Mapping[str, Perform]:
         return {

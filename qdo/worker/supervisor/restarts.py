@@ -175,9 +175,6 @@ class RestartPolicy:
         entry.was_registered = entry.was_registered or open_session
         entry.ever_registered = entry.ever_registered or open_session
 
-    def has_registered(self, place: int) -> bool:
-        return self.places[place].ever_registered
-
     def exited(self, place: int, code: int, now: float) -> list[Action]:
         """Decide what to do after the exit of a process; `code` is negative for a signal."""
         entry = self.places[place]

@@ -4,11 +4,8 @@
 some 10 ms later, instead of a session timeout later. This is safe only if the process and its whole
 group are known to be dead: closing the session of a live worker would make two owners.
 
-`SessionKeeper` keeps the session of a process alive while its event loop is blocked. The process
-cannot send heartbeats then. So its parent attaches to the session once in a while and leaves it
-again. Each time, the session gets its full timeout again. The client of the process loses its
-connection by that, and connects again once its loop runs. No lease becomes longer: only the process
-itself renews its lease, when it has heard from the coordinator.
+`SessionKeeper` keeps the session of a process alive while its event loop is blocked, and cannot
+send heartbeats.
 """
 
 from __future__ import annotations
@@ -241,6 +238,9 @@ class SessionKeeper(threading.Thread):
             self._stopping.wait(pause)
 
 
+# Each time, the session gets its full timeout again. The client of the process loses its connection
+# by that, and connects again once its loop runs. No lease becomes longer: only the process itself
+# renews its lease, when it has heard from the coordinator.
 def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
     """Attach to a session and leave it again; return whether it still exists.
 

@@ -17,9 +17,6 @@ SIGCHLD        look which child has exited
 
 The children of a killed parent keep running on purpose: each sees the other end of its pipe
 close, and drains.
-
-With the setting `reload`, for development, it notices changed source files of the app. A worker
-process reports which files it imported. Its parent, which never imports the app, polls these files.
 """
 
 from __future__ import annotations
@@ -143,6 +140,8 @@ def process_name(place: int) -> str:
 
 
 class SourceWatcher:
+    """Polls the source files of the app, which its workers report; for the setting `reload`."""
+
     def __init__(self) -> None:
         self._marks: dict[str, _Mark | None] = {}
         self._changed: set[str] = set()
@@ -430,7 +429,7 @@ class _Parent:
     def _spawn(self, place: int) -> None:
         left = self._reaper.left
         # After a reload the app may be a new version, which is checked as at the first start.
-        restarted = self._policy.has_registered(place) and self._watcher is None
+        restarted = self._policy.places[place].ever_registered and self._watcher is None
         try:
             name = process_name(place)
             deaths = self._reaper.deaths(name)
