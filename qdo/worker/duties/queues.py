@@ -372,8 +372,7 @@ class QueueReconciler:
 def _log_names(template: str, names: Iterable[str]) -> None:
     listed = sorted(names)
     if listed:
-        more = "" if len(listed) <= NAMES_SHOWN else ", ..."
-        _log.info(template, pluralize(len(listed), "queue"), ", ".join(listed[:NAMES_SHOWN]) + more)
+        _log.info(template, pluralize(len(listed), "queue"), join_some(listed, NAMES_SHOWN))
 
 
 def has_dynamic_queues(broker: Broker) -> bool:

@@ -154,11 +154,6 @@ def _time(claim: Claim, position: int) -> float:
     return time_of_position(claim.positions.to_time(position))
 
 
-def age(oldest: float | None, now: float) -> float:
-    """Return the age of a message in seconds, 0 without one."""
-    return 0.0 if oldest is None else max(0.0, now - oldest)
-
-
 class MetricsDuty(Duty):
     """Publishes the metrics of this process for its parent, until its last message has ended."""
 
@@ -215,7 +210,7 @@ class MetricsDuty(Duty):
             began = clock()
             survey = QueueSurvey()
             try:
-                survey.take(list(self._dispatcher.slots.values()), time.time(), _breathe)
+                survey.take(list(self._dispatcher.slots.values()), time.time(), gevent.sleep)
                 survey.ask(self._broker)
                 self._survey = survey
             except Exception:  # noqa: BLE001 - messages do not depend on it
@@ -231,12 +226,14 @@ class MetricsDuty(Duty):
         counters = self._pipeline.counters
         member = self._current.member
         changes = {name: getattr(counters, name) for name in ("claimed", "released", "lost")}
+        now = time.time()
+        oldest = now if self._survey.oldest is None else self._survey.oldest
         lease = 0.0 if member is None else max(0.0, member.lease.until - clock())
         checkpoints = self._checkpoints
         return {
             **self._job_values(),
             catalog.QUEUES: rows(self._survey.states),
-            catalog.OLDEST: one(age(self._survey.oldest, time.time())),
+            catalog.OLDEST: one(max(0.0, now - oldest)),
             catalog.JOBS_RUNNING: one(self._survey.jobs),
             catalog.JOBS_PAUSED: rows(self._paused_jobs()),
             catalog.CONCURRENCY: one(self._dispatcher.concurrency),
@@ -270,7 +267,3 @@ class MetricsDuty(Duty):
             ],
             catalog.DWELL: [((glob,), meter.dwell.dump()) for glob, meter in meters.items()],
         }
-
-
-def _breathe() -> None:
-    gevent.sleep(0)
