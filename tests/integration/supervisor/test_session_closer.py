@@ -173,16 +173,6 @@ def test_closing_is_retried_until_the_session_timeout():
     closer.join(5.0)
 
 
-def test_closer_stops_at_give_up():
-    ended = threading.Event()
-    session = Session("sqlite:/dev/null/no-such-folder", 0x1234, b"\0" * 16)
-    closer = SessionCloser("process 1", [session], 3600.0, ended.set)
-    closer.start()
-    closer.give_up()
-    assert ended.wait(10.0)
-    closer.join(5.0)
-
-
 def test_protected_nodes_do_not_end_the_keeper(coordinator_url: str, outsider: Client) -> None:
     """It cannot describe the session in its component node, and attaches to it all the same."""
     layout = Layout.of("app")
