@@ -62,17 +62,12 @@ def _names(error: BaseException | None) -> Iterator[str]:
 
 
 class ParentLink:
-    """The child's end of the pipe to the parent.
+    """The child's end of the pipe to the parent; `root` is the znode of the app."""
 
-    The child sends everything needed to close each of its sessions. So the parent can close
-    them the moment this process dies. The parent sends `STOP_REQUEST` beside each SIGTERM, because
-    a library of the app may have replaced the handler. The child reads the end of the stream when
-    the parent dies.
-
-    :param coordinator: address of the sessions' coordinator, which an app may set in code that the
-        parent never imports; so may it `root`, the znode of the app.
-    """
-
+    # The child sends everything needed to close each of its sessions, address and root included: an
+    # app may set them in code that the parent never imports. So the parent can close the sessions
+    # the moment this process dies. The parent sends `STOP_REQUEST` beside each SIGTERM, because a
+    # library of the app may have replaced the handler.
     def __init__(self, pipe: socket.socket, coordinator: str, root: str = "") -> None:
         self._pipe = pipe
         self._coordinator = coordinator

@@ -64,14 +64,10 @@ class MessageRun:
 
 
 class Runs:
-    """Records since when messages run, and names those that run for long.
+    """Records since when messages run, and names those that run for long."""
 
-    A turn reads no clock for each message. So a message is known to have run since the look that
-    saw it first; and it began after the look before, and after the start of its turn.
-
-    :param in_flight: returns the slots with a message in flight.
-    """
-
+    # A turn reads no clock for each message. So a message is known to have run since the look that
+    # saw it first; and it began after the look before, and after the start of its turn.
     def __init__(self, in_flight: Callable[[], Sequence[Slot]]) -> None:
         self._in_flight = in_flight
         self._since: dict[_Key, float] = {}

@@ -41,8 +41,8 @@ PERIOD_SECONDS = 60.0
 class LeaderDuty(Duty):
     """A duty that acts while its worker leads.
 
-    A worker that is not sure does not lead. Two workers may act at once, because one does not know
-    yet that it was deposed: each duty says why that does no harm.
+    Two workers may act at once, because one does not know yet that it was deposed: each duty says
+    why that does no harm.
     """
 
     look_seconds: float = LOOK_SECONDS

@@ -31,10 +31,7 @@ class ShardOpener:
         self.hidden: frozenset[str] = frozenset()
 
     def step(self, read: Callable[[Sequence[str]], Mapping[str, QueueNode]]) -> set[str]:
-        """Look at the hidden shards once; return those that it opened.
-
-        :param read: returns the nodes of queues, by name.
-        """
+        """Look at the hidden shards once; return those that it opened. `read` reads nodes."""
         shards = self._streams.resharded()
         waiting = [each for each in shards if each.hidden]
         if not waiting:

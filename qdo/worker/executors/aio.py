@@ -287,12 +287,10 @@ def _blocking(thread: _LoopThread) -> tuple[str, str]:
 
 
 class JobLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop whose default executor uses native threads.
+    """An asyncio loop whose default executor uses native threads."""
 
-    gevent's `ThreadPoolExecutor` cannot replace `_Helpers`: asyncio accepts only futures of
-    `concurrent.futures`, and gevent's executor returns its own (checked with gevent 26.9).
-    """
-
+    # gevent's `ThreadPoolExecutor` cannot replace `_Helpers`: asyncio accepts only futures of
+    # `concurrent.futures`, and gevent's executor returns its own (checked with gevent 26.9).
     def __init__(self) -> None:
         super().__init__(JobSelector())
         self._helpers = _Helpers()

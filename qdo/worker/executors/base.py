@@ -46,11 +46,8 @@ class NotStarted(BaseException):
 
 
 def check_lease(message: Message | Batch) -> None:
-    """Raise NotStarted if the lease is over under which a worker decided to start a message.
-
-    In the worker and in its job processes. Middleware may wait for long after the decision: qdo's
-    own waits for documents.
-    """
+    """Raise NotStarted if the lease is over under which a worker decided to start a message."""
+    # Middleware may wait for long after the decision: qdo's own waits for documents.
     if not message._leased():
         raise NotStarted
 

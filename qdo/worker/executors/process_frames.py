@@ -287,10 +287,7 @@ def keep(worker: int, fds: Iterable[int]) -> None:
 
 
 def _watch(job: int) -> int:
-    """Reap orphans until the job's process ends, then kill and reap all others.
-
-    Return the exit code of the job's process, negative for a signal.
-    """
+    """Reap orphans until the job's process ends, then kill and reap all others; return its code."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid == job:

@@ -34,12 +34,11 @@ SWITCH_SECONDS = 0.0005
 
 
 class GreenletExecutor(Executor):
-    """Calls the job directly: the turn's greenlet is the job's greenlet.
+    """Calls the job directly: the turn's greenlet is the job's greenlet."""
 
-    Jobs that wait (sockets, sleep, locks) let other jobs run, because the process is
-    monkey-patched. A job that computes blocks them all; the watchdog names it. The event loop
-    checks the deadline, so it interrupts only a job that waits.
-    """
+    # Jobs that wait (sockets, sleep, locks) let other jobs run, because the process is
+    # monkey-patched. A job that computes blocks them all; the watchdog names it. The event loop
+    # checks the deadline, so it interrupts only a job that waits.
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return the function itself, see `qdo.jobs.middleware.unchecked`."""

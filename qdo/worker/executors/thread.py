@@ -99,10 +99,8 @@ class ThreadExecutor(Executor):
         return self._running
 
     def close(self) -> None:
-        """End the idle threads; a thread whose job never ends goes with the process.
-
-        So does a thread with an event loop: see `stay_in_gevent`.
-        """
+        """End the idle threads; a thread whose job never ends goes with the process."""
+        # So does a thread with an event loop: see `stay_in_gevent`.
         for thread in self._idle:
             if thread.has_loop:
                 thread.rest()

@@ -61,8 +61,7 @@ class ChildProcess:
         None before.
     :ivar files: the app's source files, as it reported them; only with the setting `reload`.
     :ivar asked: the actions that it passed on from operators: the parent performs them.
-    :ivar in_flight: after `reap`, the messages that were in flight when it died. If it was killed
-        because one of them blocked its loop, only that one.
+    :ivar in_flight: after `reap`, the messages that were in flight when it died.
     :ivar blamed: the state of its event loop for which it is killed, None if it is not.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
@@ -164,7 +163,8 @@ class ChildProcess:
         self.receive()
         self.pipe.close()
         self.metrics.close()
-        # If the loop ran again before the signal arrived, the guilty message is unknown.
+        # If it was killed because a message blocked its loop, only that one. If the loop ran again
+        # before the signal arrived, the guilty message is unknown.
         guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
         self.in_flight = shared_memory.read_in_flight(self._table, guilty)
         with self._reading:

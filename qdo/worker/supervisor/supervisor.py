@@ -234,10 +234,7 @@ class _Parent:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle signals within the block, and ignore stop signals after it.
-
-        With its default handler, a late signal would replace the exit code of this process.
-        """
+        """Handle signals within the block, and ignore stop signals after it."""
         handlers = {
             signal.SIGTERM: self._on_stop_signal,
             signal.SIGINT: self._on_stop_signal,
@@ -251,6 +248,7 @@ class _Parent:
         try:
             yield
         finally:
+            # With its default handler, a late signal would replace the exit code of this process.
             for number in handlers:
                 ignored = number is not signal.SIGCHLD
                 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
