@@ -96,8 +96,8 @@ class OwnActions:
         else:
             counts = Counter(each.value for each in outcomes.values())
             text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-            found = {str(position): each.value for position, each in outcomes.items()}
-            finish(Result(text, json.dumps(found)))
+            by_position = {str(position): each.value for position, each in outcomes.items()}
+            finish(Result(text, json.dumps(by_position)))
 
     def _log_level(self, args: Values, finish: Finish) -> Result:
         level = names.level_of(args)

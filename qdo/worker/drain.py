@@ -38,6 +38,7 @@ class Drain:
         self._seconds = seconds
         self._wakeup = wakeup
         self._aborted = aborted
+        self._member: Member | None = None
         self._released: Any = None
         self._session_lost = False
 
@@ -47,6 +48,7 @@ class Drain:
         :param member: None without a registration: then only jobs of lost queues may be running.
         :param session_lost: whether the end of the session took the registration away.
         """
+        self._member = member
         self._session_lost = session_lost
         _log.info(
             "step 2: %s in flight may finish within %g s",
@@ -60,18 +62,18 @@ class Drain:
             self._released.rawlink(lambda _: self._wakeup.set())
         self._wait(self._seconds, self._aborted)
         if self._is_over():
-            return self._log_released(member)
+            return self._log_released()
         self._log_unfinished()
         self._dispatcher.abort()
         self._wait(ABORT_SECONDS, lambda: False)
-        self._log_stuck(member)
+        self._log_stuck()
         return False
 
     def _is_over(self) -> bool:
         released = self._released
         return (released is None or released.ready()) and not self._dispatcher.runners
 
-    def _log_released(self, member: Member | None) -> bool:
+    def _log_released(self) -> bool:
         """Log how the drain ended; return whether all progress is recorded."""
         if self._session_lost:
             _log.warning(
@@ -82,10 +84,7 @@ class Drain:
         if self._released is None or self._released.value:
             _log.info("step 3: all progress is recorded and all queues are released")
             return True
-        unreleased = member.unreleased() if member is not None else []
-        if unreleased:
-            self._log_unreleased(unreleased)
-        else:
+        if not self._log_unreleased():
             _log.warning(
                 "step 3: the coordinator session was lost during the drain; the next owners of its"
                 " queues repeat the messages since the last checkpoint"
@@ -95,10 +94,10 @@ class Drain:
     def _wait(self, seconds: float, cut_short: Callable[[], bool]) -> None:
         deadline = clock() + seconds
         while not self._is_over() and not cut_short():
-            left = deadline - clock()
-            if left <= 0:
+            seconds_left = deadline - clock()
+            if seconds_left <= 0:
                 return
-            self._wakeup.wait(left)
+            self._wakeup.wait(seconds_left)
             self._wakeup.clear()
 
     def _log_unfinished(self) -> None:
@@ -119,7 +118,7 @@ class Drain:
                     now - slot.started_at,
                 )
 
-    def _log_stuck(self, member: Member | None) -> None:
+    def _log_stuck(self) -> None:
         running = [slot.queue for slot in self._dispatcher.in_flight()]
         if running:
             _log.error(
@@ -127,15 +126,17 @@ class Drain:
                 " again: %s",
                 join_some(running, NAMES_SHOWN),
             )
-        unreleased = member.unreleased() if member is not None else []
-        if unreleased:
-            self._log_unreleased(unreleased)
+        self._log_unreleased()
 
-    def _log_unreleased(self, queues: list[str]) -> None:
-        _log.warning(
-            "step 3: queues not released, they are free once the session is closed: %s",
-            join_some(queues, NAMES_SHOWN),
-        )
+    def _log_unreleased(self) -> bool:
+        """Log the queues that are not released; return whether there are any."""
+        queues = [] if self._member is None else self._member.unreleased()
+        if queues:
+            _log.warning(
+                "step 3: queues not released, they are free once the session is closed: %s",
+                join_some(queues, NAMES_SHOWN),
+            )
+        return bool(queues)
 
 
 class StopSignals:

@@ -172,9 +172,9 @@ def _context(
     from qdo.worker.shared_memory import InFlightTable, SharedReceiptStore, read_receipts
     from qdo.worker.worker import ProcessContext
 
-    left = []
+    receipts = []
     for fd in child.get("left", ()):
-        left += read_receipts(fd)
+        receipts += read_receipts(fd)
         os.close(fd)
     return ProcessContext(
         target=child["target"] or "",
@@ -182,7 +182,7 @@ def _context(
         in_flight=InFlightTable(2 * settings.concurrency, child.get("in_flight")),
         receipts=SharedReceiptStore(child.get("receipts")),
         metrics=MetricsPage(child.get("metrics")),
-        left=left,
+        left=receipts,
         restarted=child.get("restarted", False),
         deaths=tuple((pid, at, how) for pid, at, how in child.get("deaths", ())),
         ask_parent=ask_parent,

@@ -44,12 +44,12 @@ def failure_files(error: BaseException, target: str) -> set[str]:
 
     :param target: MODULE:NAME, or "".
     """
-    found = {os.path.abspath(name) for name in _names(error) if os.path.exists(name)}
+    files = {os.path.abspath(name) for name in _names(error) if os.path.exists(name)}
     module = target.partition(":")[0]
     if module:
         path = os.path.abspath(os.path.join(*module.split(".")))
-        found |= {f"{path}.py", os.path.join(path, "__init__.py")}
-    return found
+        files |= {f"{path}.py", os.path.join(path, "__init__.py")}
+    return files
 
 
 def _names(error: BaseException | None) -> Iterator[str]:

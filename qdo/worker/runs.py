@@ -109,12 +109,12 @@ class Runs:
     def perform(self, args: Values, finish: Finish) -> Result:
         """Answer the action "runs"."""
         glob, most = names.runs_of(args)
-        known = self._since
+        since = self._since
         looked = self._looked
         now = clock()
         runs = [
             each
-            if each.key in known
+            if each.key in since
             else replace(each, seconds=now - max(looked, each.slot.started_at))
             for each in self.look()
             if fnmatchcase(each.message.queue, glob)

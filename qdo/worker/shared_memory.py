@@ -255,11 +255,11 @@ def make_memory(name: str = "qdo-in-flight") -> int:
 
 def read_in_flight(fd: int, entry: int = 0) -> list[InFlight]:
     """Return the messages that a dead process had in flight, or only that of one `entry`."""
-    wanted = entry // _WORDS
+    only = entry // _WORDS
     return [
         each
         for number, data in read_entries(fd, _MOST_ENTRIES)
-        if (number == wanted if wanted else number > 0) and (each := _in_flight(data)) is not None
+        if (number == only if only else number > 0) and (each := _in_flight(data)) is not None
     ]
 
 
@@ -322,10 +322,10 @@ def _mapped(fd: int) -> mmap.mmap:
 
 def read_receipts(fd: int) -> list[tuple[str, str]]:
     """Return queue and receipt handle of each message that a dead process held."""
-    found = []
+    receipts = []
     for _, entry in read_entries(fd, MOST_ENTRIES):
         queue, receipt = _LENGTHS.unpack_from(entry)
         if queue:
             names = entry[_LENGTHS.size : _LENGTHS.size + queue + receipt]
-            found.append((text(names[:queue]), text(names[queue:])))
-    return found
+            receipts.append((text(names[:queue]), text(names[queue:])))
+    return receipts

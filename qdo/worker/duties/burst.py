@@ -119,12 +119,12 @@ def fleet_survey(
         owned |= listed
         if read.path == layout.worker(worker):
             mine = listed
-    wanted = sorted(set(queues) - mine)
-    found = {
+    others = sorted(set(queues) - mine)
+    nodes = {
         read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused).checked(positions)
-        for read in read_nodes(client, [layout.queue(name) for name in wanted])
+        for read in read_nodes(client, [layout.queue(name) for name in others])
     }
-    usable = {name: node for name in wanted if _is_usable(node := found.get(name, NEW))}
+    usable = {name: node for name in others if _is_usable(node := nodes.get(name, NEW))}
     return FleetSurvey(
         unattended=[name for name in usable if name not in owned],
         elsewhere={

@@ -201,11 +201,11 @@ class StatusReport(Duty):
         # two reports at most.
         runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
         longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))
-        found = []
+        items = []
         for each in longest:
             usual = round(each.durations.usual_seconds, 3) if each.is_unusual else None
-            found.append((*each.key, round(each.seconds, 1), usual))
-        return tuple(found)
+            items.append((*each.key, round(each.seconds, 1), usual))
+        return tuple(items)
 
 
 def paces(slots: Iterable[Slot], now: float) -> dict[str, tuple[float, float]]:

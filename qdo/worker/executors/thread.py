@@ -316,14 +316,14 @@ class _JobThread:
 def job_frames() -> dict[int, FrameType]:
     """Return the stacks of the jobs that run in threads, by the identity of their messages."""
     current = sys._current_frames()
-    found = {}
+    frames = {}
     for thread in list(_JobThread.all):
         # A job that waits through gevent is a greenlet that does not run.
         for frame in (getattr(thread.greenlet, "gr_frame", None), current.get(thread.ident)):
             message = _message_in(frame)
             if message is not None and frame is not None:
-                found[id(message)] = frame
-    return found
+                frames[id(message)] = frame
+    return frames
 
 
 def _message_in(frame: FrameType | None) -> Message | None:

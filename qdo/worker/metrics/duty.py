@@ -91,8 +91,8 @@ class QueueSurvey:
         """Ask the broker for the oldest messages that the owner does not know."""
         if broker.capabilities.subscriptions:
             return  # each subscription knows it
-        known = [(slot, slot.claim) for slot in self._unknown if slot.claim is not None]
-        for slot, claim in nsmallest(ASKED, known, key=lambda each: each[1].done):
+        claimed = [(slot, slot.claim) for slot in self._unknown if slot.claim is not None]
+        for slot, claim in nsmallest(ASKED, claimed, key=lambda each: each[1].done):
             try:
                 oldest = broker.catalog.backlog(slot.queue, claim.done).oldest
             except QdoError:

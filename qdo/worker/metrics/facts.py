@@ -106,13 +106,13 @@ class AppFacts:
             partial(self._queues, leader, client, layout),
             partial(self._timers, client, layout),
         )
-        found: Facts = {}
+        facts: Facts = {}
         for read in readers:  # one that cannot be read hides no other
             try:
-                found |= read()
+                facts |= read()
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
                 self._note(error)
-        self._found = found
+        self._found = facts
         return 0
 
     def _note(self, error: Exception) -> None:
@@ -142,7 +142,7 @@ class AppFacts:
 
     def _messages(self) -> Facts:
         """Read what the broker counts without a position: dead letters and requests."""
-        found: Facts = {}
+        facts: Facts = {}
         letters = {"message": self._broker.dead_letters.total()}
         counts: Mapping[str, PoolCounts] = {}
         if self._broker.capabilities.requests:
@@ -150,9 +150,9 @@ class AppFacts:
             letters["request"] = sum(each.failed for each in counts.values())
         if any(job.pool for job in self._app.jobs):
             states = pool_states(counts, self._app).items()
-            found[catalog.REQUESTS] = [(key, [float(number)]) for key, number in states]
-        found[catalog.DEAD_LETTERS] = rows(letters)
-        return found
+            facts[catalog.REQUESTS] = [(key, [float(number)]) for key, number in states]
+        facts[catalog.DEAD_LETTERS] = rows(letters)
+        return facts
 
     def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
         """Read the backlogs of all queues, or of those without an owner if each is a request."""
@@ -169,14 +169,14 @@ class AppFacts:
             for name, each in self._backlogs(whole, nodes, workers, backlog.asked).items():
                 backlog.add(name, each, is_owned=nodes.get(name, NEW).owner in workers)
             gevent.sleep(0)
-        found = {catalog.UNTAKEN: rows(backlog.untaken)}
+        facts = {catalog.UNTAKEN: rows(backlog.untaken)}
         if self._counts_all:
             oldest = backlog.oldest
             age = 0.0 if oldest is None else time.time() - time_of_position(oldest)
-            found[catalog.BACKLOG] = one(backlog.waiting)
-            found[catalog.BACKLOG_AGE] = one(max(0.0, age))
-            found[catalog.DELAYED] = one(backlog.delayed)
-        return found
+            facts[catalog.BACKLOG] = one(backlog.waiting)
+            facts[catalog.BACKLOG_AGE] = one(max(0.0, age))
+            facts[catalog.DELAYED] = one(backlog.delayed)
+        return facts
 
     def _backlogs(
         self,
@@ -259,10 +259,10 @@ class AppBacklog:
 def pool_states(counts: Mapping[str, PoolCounts], app: App) -> Counter[tuple[str, str]]:
     """Return the numbers of requests by glob of the job of their pool, and state."""
     globs = [job.queues for job in app.jobs if job.pool][:MOST_GLOBS]
-    found = Counter({(glob, state): 0 for glob in globs for state in STATES_OF_REQUESTS})
+    states = Counter({(glob, state): 0 for glob in globs for state in STATES_OF_REQUESTS})
     for pool, each in counts.items():
         job = app.job_for(pool)
         glob = job.queues if job is not None and job.queues in globs else OTHERS
         for state in STATES_OF_REQUESTS:
-            found[glob, state] += getattr(each, state)
-    return found
+            states[glob, state] += getattr(each, state)
+    return states

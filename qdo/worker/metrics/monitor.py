@@ -263,14 +263,14 @@ class Monitor:
         with self._changing:  # the main loop may wait for it: nothing is read here
             places = self._places
             living = [*self._living.values()]
-            found = self._totals.copy()
+            metrics = self._totals.copy()
             restarts = sum(self._started.values()) - len(self._started)
         for child in living:
-            add(_published(child)[1], found)
-        add({catalog.LOG_DROPPED: {(): [float(logs.lines_missing())]}}, found)
+            add(_published(child)[1], metrics)
+        add({catalog.LOG_DROPPED: {(): [float(logs.lines_missing())]}}, metrics)
         states = Counter(each.state for each in places)
         blocked = [_blocked_seconds(each) for each in living]
-        found |= {
+        metrics |= {
             catalog.BUILD: {(__version__, platform.python_version()): [1.0]},
             catalog.PROCESSES: {
                 (state,): [states[state]] for state in ("running", "restarting", "ended")
@@ -280,7 +280,7 @@ class Monitor:
             catalog.HEALTHY: {(): [float(self.healthz().status == 200)]},
             catalog.READY: {(): [float(self.readyz().status == 200)]},
         }
-        return found
+        return metrics
 
 
 def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:

@@ -156,8 +156,8 @@ class BlockedActions(threading.Thread):
 
 def registered_name(client: Client, layout: Layout, session: int) -> str | None:
     """Return the name of the worker that is registered in a session, None if there is none."""
-    found = read_children(client, [layout.workers]).get(layout.workers, [])
-    for node in read_nodes(client, [layout.worker(name) for name in found]):
+    workers = read_children(client, [layout.workers]).get(layout.workers, [])
+    for node in read_nodes(client, [layout.worker(name) for name in workers]):
         if node.session == session:
             return node.path.rpartition("/")[2]
     return None

@@ -160,9 +160,9 @@ class SourceWatcher:
         self._changed |= fresh
         if fresh or not self._changed:
             return []
-        found = sorted(self._changed)
+        changed = sorted(self._changed)
         self._changed.clear()
-        return found
+        return changed
 
 
 def _mark(path: str) -> _Mark | None:
@@ -425,21 +425,21 @@ class _Parent:
         _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
 
     def _spawn(self, place: int) -> None:
-        left = self._reaper.left
+        receipts = self._reaper.left
         # After a reload the app may be a new version, which is checked as at the first start.
         restarted = self._policy.places[place].ever_registered and self._watcher is None
         try:
             name = process_name(place)
             deaths = self._reaper.deaths(name)
             child = self._kind(
-                name, self._argv, self._settings, self._target, left, restarted, deaths
+                name, self._argv, self._settings, self._target, receipts, restarted, deaths
             )
         except OSError as error:
             _log.error("cannot start %s, retrying: %s", process_name(place), error)
             self._do(self._policy.exited(place, 1, time.monotonic()))
             return
         self._reaper.left = []
-        for fd in left:
+        for fd in receipts:
             os.close(fd)
         self._children[place] = child
         self._selector.register(child.pipe, selectors.EVENT_READ, place)
