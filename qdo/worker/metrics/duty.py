@@ -100,6 +100,10 @@ class QueueSurvey:
             if oldest is not None:
                 self._note(time_of_position(broker.positions.to_time(oldest)))
 
+    def age(self, now: float) -> float:
+        """Return the age of the oldest waiting message in seconds, 0 without one."""
+        return 0.0 if self.oldest is None else max(0.0, now - self.oldest)
+
     def _note_age(self, slot: Slot, now: float) -> None:
         if slot.subscription is not None:
             behind = slot.subscription.behind_seconds()
@@ -226,14 +230,12 @@ class MetricsDuty(Duty):
         counters = self._pipeline.counters
         member = self._current.member
         changes = {name: getattr(counters, name) for name in ("claimed", "released", "lost")}
-        now = time.time()
-        oldest = now if self._survey.oldest is None else self._survey.oldest
         lease = 0.0 if member is None else max(0.0, member.lease.until - clock())
         checkpoints = self._checkpoints
         return {
             **self._job_values(),
             catalog.QUEUES: rows(self._survey.states),
-            catalog.OLDEST: one(max(0.0, now - oldest)),
+            catalog.OLDEST: one(self._survey.age(time.time())),
             catalog.JOBS_RUNNING: one(self._survey.jobs),
             catalog.JOBS_PAUSED: rows(self._paused_jobs()),
             catalog.CONCURRENCY: one(self._dispatcher.concurrency),

@@ -15,7 +15,7 @@ from qdo.errors import NotFoundError
 from qdo.message import Message
 from qdo.positions import TIME_POSITIONS, position_of_time
 from qdo.worker.engine.slot import Slot, SlotState
-from qdo.worker.metrics.duty import ASKED, CHUNK, STATES, QueueSurvey, age, state_of
+from qdo.worker.metrics.duty import ASKED, CHUNK, STATES, QueueSurvey, state_of
 
 NOW = 1_700_000_000.0
 DONE = position_of_time(NOW - 1000)
@@ -135,8 +135,8 @@ def test_the_oldest_of_all_queues_counts() -> None:
     polled.subscription = SimpleNamespace(behind_seconds=lambda: 40.0)  # type: ignore[assignment]
     slots = [gathering, in_flight, read, failing, polled]
     for slot, seconds in zip(slots, (15, 10, 20, 30, 40), strict=True):
-        assert age(surveyed(slot).oldest, NOW) == pytest.approx(seconds)
-    assert age(surveyed(*slots).oldest, NOW) == pytest.approx(40)
+        assert surveyed(slot).age(NOW) == pytest.approx(seconds)
+    assert surveyed(*slots).age(NOW) == pytest.approx(40)
     assert next(read.rows)[0] == at(20)  # looking takes no row
 
 
@@ -144,7 +144,7 @@ def test_delayed_messages_count_from_their_due_time() -> None:
     slot, _ = make(SlotState.RUNNING)
     headers = {"qdo-due": str(NOW - 3), "qdo-sent": str(NOW - 500)}
     slot.message = Message("q", at(3), None, headers=headers)
-    assert age(surveyed(slot).oldest, NOW) == pytest.approx(3, abs=0.1)
+    assert surveyed(slot).age(NOW) == pytest.approx(3, abs=0.1)
 
 
 def test_what_the_owner_does_not_know_is_looked_up() -> None:
@@ -154,7 +154,7 @@ def test_what_the_owner_does_not_know_is_looked_up() -> None:
     survey, broker = surveyed(*slots), CountingBroker(oldest=70)
     survey.ask(broker)  # type: ignore[arg-type]
     assert broker.names == names[:ASKED]
-    assert age(survey.oldest, NOW) == pytest.approx(70)
+    assert survey.age(NOW) == pytest.approx(70)
 
 
 def test_a_polled_broker_is_never_asked() -> None:
