@@ -119,7 +119,8 @@ def test_the_state_of_a_blocked_worker_is_shown(runs: AppRuns) -> None:
         with command:
             command.wait()
             found = json.loads(command.output[command.output.index("{") :])["items"]
-        return (found[0]["state"], found[0].get("blocked_by", "")) if found else ("", "")
+        first = found[0] if found else {}
+        return first.get("state", ""), first.get("blocked_by", "")
 
     found: list[tuple[str, str]] = []
 
