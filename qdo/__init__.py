@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from qdo.outcomes import Retry as Retry
     from qdo.outcomes import Skip as Skip
     from qdo.outcomes import Stop as Stop
+    from qdo.requests.jobs import Request as Request
     from qdo.sending.messages import NewMessage as NewMessage
-    from qdo.sending.pool_jobs import Request as Request
     from qdo.settings.settings import Settings as Settings
     from qdo.worker.worker import Worker as Worker
 
@@ -53,7 +53,7 @@ _NAMES = {
     "qdo.message": ("HIGH", "LOW", "NORMAL", "URGENT", "Batch", "Message"),
     "qdo.outcomes": ("DeadLetter", "Event", "FailedAt", "JobInterrupt", "Retry", "Skip", "Stop"),
     "qdo.sending.messages": ("NewMessage",),
-    "qdo.sending.pool_jobs": ("Request",),
+    "qdo.requests.jobs": ("Request",),
     "qdo.settings": ("Settings",),
     "qdo.worker.worker": ("Worker",),
 }

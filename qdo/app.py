@@ -27,7 +27,7 @@ from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.retry import Policy
 from qdo.operators import OperatorCalls
-from qdo.sending.requests import RequestCalls
+from qdo.requests.calls import RequestCalls
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class App(OperatorCalls, RequestCalls):
         if any(other.queues == job.queues for other in self._jobs):
             raise UsageError(reason=f"app {self.name!r} already has a job for {job.queues!r}")
         if job.pool:
-            from qdo.sending.pool_jobs import answering
+            from qdo.requests.jobs import answering
 
             job = replace(job, function=answering(self, job.function))
         self._jobs.append(job)

@@ -163,7 +163,7 @@ class Message:
         return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
 
     def _report_end(self) -> None:
-        """Report that the end of its request is stored; see `sending.pool_jobs.reporting`."""
+        """Report that the end of its request is stored; see `requests.jobs.reporting`."""
         getattr(self, "_ends", []).append(True)
 
     @property

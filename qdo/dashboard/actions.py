@@ -43,7 +43,7 @@ from qdo.ops.decisions import OperatorDecision, check_store
 from qdo.ops.decisions import decide as decide_in_queue
 from qdo.ops.runs import RunsRead, ask_owner, read_runs
 from qdo.positions import MOST_DIGITS
-from qdo.sending.requests import Handle, RequestCalls
+from qdo.requests.calls import Handle, RequestCalls
 from qdo.text import pluralize, printable
 
 # How long a pause may last.

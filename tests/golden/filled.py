@@ -30,7 +30,7 @@ from qdo.idempotency import FencedWrites, ProcessedMessages
 from qdo.message import Message
 from qdo.outbox import Outbox
 from qdo.queues import QueueFilter
-from qdo.sending.replies import sealed
+from qdo.requests.replies import sealed
 from tests.support.dashboard.answering_worker import AnsweringWorker
 from tests.support.dashboard.shop import LAYOUT, FilledShop
 from tests.support.fakes.key_files import key, write_keys

@@ -31,7 +31,7 @@ from qdo.brokers.streams import StreamShard, merge, split
 from qdo.errors import QdoError, RequestStateError
 from qdo.ops.streams import reshard
 from qdo.outbox import Outbox
-from qdo.sending.requests import Handle
+from qdo.requests.calls import Handle
 from tests.soak import ci_rules
 from tests.soak.app import TIMEOUT_SECONDS
 from tests.soak.broker_server import REPEAT_SECONDS, BrokerServer, send_surely

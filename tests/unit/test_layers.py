@@ -33,7 +33,7 @@ LAYERS = (
     {"settings", "ops"},
     {"connections"},
     {"sending", "demo"},
-    {"ingest", "operators"},
+    {"ingest", "operators", "requests"},
     {"app"},
     {"loading", "outbox", "tracing"},
     {"worker"},

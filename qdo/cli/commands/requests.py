@@ -27,7 +27,7 @@ from qdo.cli.readings import SHARED
 from qdo.encoding import decode_strictly
 from qdo.errors import RequestNotFoundError, UsageError
 from qdo.ops import requests as ops
-from qdo.sending.requests import Handle, RequestCalls
+from qdo.requests.calls import Handle, RequestCalls
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of
 

@@ -25,7 +25,7 @@ from qdo.jobs.options import Order
 from qdo.jobs.retry import PolicyInForce
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt
-from qdo.sending.pool_jobs import ENDED, reporting
+from qdo.requests.jobs import ENDED, reporting
 from qdo.text import describe, join_some
 from qdo.worker.engine.breakers import Breaker
 from qdo.worker.engine.limits import Gate, Limits

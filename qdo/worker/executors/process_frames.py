@@ -9,7 +9,7 @@ frame       JSON
 ==========  ===========================================================================
 ready       ``ready`` and its `pid`, or ``{"failed": "why"}`` and the process ends
 message     its fields, and ``serial``
-answer      ``serial``, ``ended`` (see `pool_jobs.reporting`), and ``done``, or an
+answer      ``serial``, ``ended`` (see `requests.jobs.reporting`), and ``done``, or an
             `outcome`, or an `error`, see below; or ``undecodable`` with the reason
 ==========  ===========================================================================
 

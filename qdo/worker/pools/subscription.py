@@ -52,8 +52,8 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.encoding import decoded_headers, with_header
 from qdo.message import NORMAL
+from qdo.requests.replies import end_request, until_answered
 from qdo.sending.messages import time_text
-from qdo.sending.replies import end_request, until_answered
 from qdo.sending.sender import Sender
 from qdo.system.clock import clock
 from qdo.text import describe

@@ -36,7 +36,7 @@ from qdo.errors import (
     UnsupportedError,
     UsageError,
 )
-from qdo.sending.replies import reply_messages
+from qdo.requests.replies import reply_messages
 from qdo.sending.streams import MAP_SECONDS, Stream
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import vault_of

@@ -26,7 +26,7 @@ from qdo.cli.connections import from_coordinator
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.fleet.audit import read_entries
 from qdo.ops import requests as ops
-from qdo.sending.replies import sealed
+from qdo.requests.replies import sealed
 from tests.support.cli import Run
 from tests.support.fakes.key_files import key, write_keys
 

@@ -14,7 +14,7 @@ import pytest
 import qdo
 from qdo.brokers.requests import WAITING, RequestRecord
 from qdo.errors import RequestCancelledError, RequestFailedError
-from qdo.sending.requests import Handle
+from qdo.requests.calls import Handle
 from tests.soak.checks import Entry, read_journal
 from tests.soak.request_app import POOLS
 from tests.support.brokers import ADDRESSES

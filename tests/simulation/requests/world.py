@@ -13,8 +13,8 @@ import pytest
 import ujson
 from greenlet import getcurrent
 
-import qdo.sending.pool_jobs
-import qdo.sending.replies
+import qdo.requests.jobs
+import qdo.requests.replies
 import qdo.worker.pools.returner
 import qdo.worker.pools.subscription
 from qdo.brokers.requests import OVER, PAUSED, NewRequest
@@ -22,8 +22,8 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.errors import RejectedError, UnreachableError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
-from qdo.sending.pool_jobs import ENDED, Request, answering, reporting
-from qdo.sending.requests import Handle
+from qdo.requests.calls import Handle
+from qdo.requests.jobs import ENDED, Request, answering, reporting
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
 from qdo.worker.pools.returner import Returner
@@ -399,14 +399,14 @@ def play(seed: int, *, tracing: bool = False) -> tuple[Violation | None, PoolWor
     """Play one history; return the violated invariant, if any."""
     world = PoolWorld(seed, tracing=tracing)
     with pytest.MonkeyPatch.context() as patch:
-        subscription, jobs = qdo.worker.pools.subscription, qdo.sending.pool_jobs
+        subscription, jobs = qdo.worker.pools.subscription, qdo.requests.jobs
         for module in (subscription, jobs):
             patch.setattr(module, "clock", lambda: world.schedule.now)
         patch.setattr(subscription, "gevent", world.tasks)
-        patch.setattr(qdo.sending.replies, "random", world.random)
+        patch.setattr(qdo.requests.replies, "random", world.random)
         patch.setattr(subscription, "Semaphore", nullcontext)
         patch.setattr(jobs, "time", world.tasks)
-        patch.setattr(qdo.sending.replies, "time", world.tasks)
+        patch.setattr(qdo.requests.replies, "time", world.tasks)
         patch.setattr(qdo.worker.pools.returner, "current_names", current_names)
         patch.setattr(Message, "stopping", property(lambda _: not getcurrent().slot.is_open))
         try:

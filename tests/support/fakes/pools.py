@@ -75,9 +75,9 @@ class PoolSetup(EngineSetup):
         self.store = UnsureRequests()
         monkeypatch.setattr("qdo.brokers.embedded.broker.EmbeddedRequests", lambda *_: self.store)
         waits = SimpleNamespace(sleep=gevent.sleep)
-        monkeypatch.setattr("qdo.sending.pool_jobs.time", waits)
-        monkeypatch.setattr("qdo.sending.replies.time", waits)
-        monkeypatch.setattr("qdo.sending.requests.time.sleep", gevent.sleep)
+        monkeypatch.setattr("qdo.requests.jobs.time", waits)
+        monkeypatch.setattr("qdo.requests.replies.time", waits)
+        monkeypatch.setattr("qdo.requests.calls.time.sleep", gevent.sleep)
         self.looks = 0
         step = PoolDuty.step
 

@@ -703,7 +703,7 @@ def test_nothing_of_the_engine_asks_the_real_time() -> None:
     )
     names = [f"qdo.worker.engine.{name}" for name in engine]
     names += ["qdo.worker.shared_memory", "qdo.worker.pools.subscription"]
-    names += ["qdo.sending.pool_jobs", "qdo.sending.requests", "qdo.brokers.embedded.broker"]
+    names += ["qdo.requests.jobs", "qdo.requests.calls", "qdo.brokers.embedded.broker"]
     names += ["qdo.message", "qdo.sending.messages", "qdo.jobs.retry", "qdo.encoding"]
     names += ["qdo.positions"]
     asking = {

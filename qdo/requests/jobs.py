@@ -21,7 +21,7 @@ from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
 from qdo.message import Message
 from qdo.outcomes import DeadLetter, Retry
-from qdo.sending.replies import end_request, reply_messages, store_end, until_answered
+from qdo.requests.replies import end_request, reply_messages, store_end, until_answered
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
 from qdo.text import describe

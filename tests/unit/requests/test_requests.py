@@ -31,7 +31,7 @@ from qdo.errors import (
     UnsupportedError,
     UsageError,
 )
-from qdo.sending.replies import end_request, sealed
+from qdo.requests.replies import end_request, sealed
 from qdo.settings.sources import load
 from tests.support.brokers import opening
 from tests.support.fakes.key_files import key, write_keys
@@ -269,7 +269,7 @@ def test_looks_become_rarer(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
             finish(app, 1)
 
     handle = app.request("invoice", 1)
-    monkeypatch.setattr("qdo.sending.requests.time.sleep", sleep)
+    monkeypatch.setattr("qdo.requests.calls.time.sleep", sleep)
     assert handle.result() == 1
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.001, 0.25)

@@ -34,8 +34,8 @@ from qdo.errors import (
 )
 from qdo.message import NORMAL
 from qdo.queues import check_queue_name
+from qdo.requests.replies import end_request, opened
 from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
-from qdo.sending.replies import end_request, opened
 from qdo.sending.sender import Sender
 from qdo.sending.streams import Stream
 from qdo.text import one_line, printable
