@@ -699,7 +699,7 @@ def test_nothing_of_the_engine_asks_the_real_time() -> None:
     """All code run by the kit has the clock as an argument, or is on the list of stand-ins."""
     engine = (
         *("pipeline", "row_runner", "batches", "lane", "lanes", "outcomes", "subscriptions"),
-        *("dispatcher", "fetcher", "slot", "jobs"),
+        *("dispatcher", "fetcher", "slot", "jobs", "ends", "queue_ends", "request_ends"),
     )
     names = [f"qdo.worker.engine.{name}" for name in engine]
     names += ["qdo.worker.shared_memory", "qdo.worker.pools.subscription"]
