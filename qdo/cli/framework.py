@@ -115,25 +115,27 @@ def _invoke(
         raise UsageError(reason=f"{message}; see `{path} --help`") from error
 
 
-Table: TypeAlias = Mapping[str, tuple[str, str, str]]
+Commands: TypeAlias = Mapping[str, tuple[str, str, str]]
 """Name of a command -> (module in `qdo.cli.commands`, attribute, short help)."""
 
 
 class LazyGroup(click.Group):
     """A group that imports a command at its first use; `sections` has commands by heading."""
 
-    def __init__(self, *, sections: Mapping[str, Table], **options: Any) -> None:
+    def __init__(self, *, sections: Mapping[str, Commands], **options: Any) -> None:
         super().__init__(**options)
         self._sections = sections
-        self._table = {name: each for table in sections.values() for name, each in table.items()}
+        self._commands = {
+            name: each for commands in sections.values() for name, each in commands.items()
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._table)
+        return list(self._commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._table:
+        if cmd_name not in self._commands:
             return None
-        module, attribute, _ = self._table[cmd_name]
+        module, attribute, _ = self._commands[cmd_name]
         command = getattr(importlib.import_module(f"qdo.cli.commands.{module}"), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is not a command")
@@ -143,7 +145,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in self._table and not name.startswith("-"):
+        if name not in self._commands and not name.startswith("-"):
             hint = self._hint(ctx, name)
             raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -152,13 +154,15 @@ class LazyGroup(click.Group):
         admin = self.get_command(ctx, "admin")
         if isinstance(admin, click.Group) and name in admin.list_commands(ctx):
             return f" (did you mean 'admin {name}'?)"
-        return did_you_mean(name, self._table)
+        return did_you_mean(name, self._commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self._table))
-        for heading, table in self._sections.items():
+        width = max(map(len, self._commands))
+        for heading, commands in self._sections.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:{width}}", each[2]) for name, each in table.items()])
+                formatter.write_dl(
+                    [(f"{name:{width}}", each[2]) for name, each in commands.items()]
+                )
 
 
 def version_option(function: _Function) -> _Function:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import click
 
-from qdo.cli.framework import EXIT_CODES, LazyGroup, Table, run, version_option
+from qdo.cli.framework import EXIT_CODES, Commands, LazyGroup, run, version_option
 
-SECTIONS: Mapping[str, Table] = {
+SECTIONS: Mapping[str, Commands] = {
     "Send and look": {
         "send": ("send", "send", "Send messages: one, or JSON lines from a file."),
         "status": ("status", "status", "Show workers, states of queues, and the worst of them."),

@@ -64,7 +64,7 @@ def table(
     """
     if not rows:
         return [], []
-    widths = [max(map(_cells, column)) for column in zip(headings, *rows, strict=True)]
+    widths = [max(map(_display_width, column)) for column in zip(headings, *rows, strict=True)]
     kept: list[int] = [*range(len(widths))]
     wrapped: list[int] = []
     left_out: list[int] = []
@@ -114,28 +114,29 @@ def _arrange(widths: list[int], width: int, expendable: Sequence[int]) -> list[i
 
 
 def _padded(text: str, width: int, numeric: bool) -> str:
-    space = " " * (width - _cells(text))
+    space = " " * (width - _display_width(text))
     return space + text if numeric else text + space
 
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Return a text as a few lines; words are not cut, because they may be names."""
-    cells = _cells(text)
-    if cells <= width:
+    size = _display_width(text)
+    if size <= width:
         return [text]
-    text = text[: width * _LINES * len(text) // cells - 1] + "…" if cells > width * _LINES else text
+    if size > width * _LINES:
+        text = f"{text[: width * _LINES * len(text) // size - 1]}…"
     lines: list[str] = []
     line = ""
     for word in text.split():  # textwrap counts letters, and some take two cells
         longer = f"{line} {word}" if line else word
-        if line and _cells(longer) > width:
+        if line and _display_width(longer) > width:
             lines.append(line)
             longer = word
         line = longer
     return [*lines, line]
 
 
-def _cells(text: str) -> int:
+def _display_width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
@@ -380,21 +381,23 @@ def print_step(reason: str | None, remedy: str | None) -> None:
             print(filled(cell(text), "  "))
 
 
-def print_facts(facts: Sequence[tuple[str, str | None]]) -> None:
-    print()
+def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
+    """Print labels and texts in two columns, but no fact without a text."""
     for label, text in facts:
         if text:
-            indent = " " * LABEL
-            print(filled(f"{label:{LABEL}}{cell(text)}", "", indent))
+            print(filled(f"{label:{LABEL}}{cell(text)}", "", " " * LABEL))
 
 
-def print_changes(changes: Sequence[Mapping[str, Any]]) -> None:
-    for number, each in enumerate(changes):
-        label = "changes" if not number else ""
+def labelled(label: str, texts: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Return facts of which only the first has the label."""
+    return [("" if number else label, text) for number, text in enumerate(texts)]
+
+
+def changes_texts(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for each in changes:
         to = values_text(each["to"])
         text = f"{each['time']} {each['by']}: {each['command']} {to}".rstrip()
-        reason = f" ({each['reason']})" if each["reason"] else ""
-        print(filled(f"{label:{LABEL}}{cell(text + reason)}", "", " " * LABEL))
+        yield f"{text} ({each['reason']})" if each["reason"] else text
 
 
 def filled(text: str, first: str, others: str | None = None) -> str:

@@ -51,7 +51,7 @@ def _fault(line: str) -> str:
     settings = command.context_settings  # a command keeps its first --help, with these names
     try:
         while isinstance(command, click.Group) and words:
-            if isinstance(command, dead_letters.Group) and words[0] not in command.commands:
+            if isinstance(command, dead_letters.ListByDefault) and words[0] not in command.commands:
                 words.insert(0, "list")
             if words[0].startswith("-"):
                 break

@@ -67,7 +67,7 @@ def _text(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-class Group(click.Group):
+class ListByDefault(click.Group):
     """A group with `list` as its default command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -84,7 +84,7 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=Group, name="dead-letters")
+@click.group(cls=ListByDefault, name="dead-letters")
 def dead_letters() -> None:
     """Manage dead letters: messages and requests that failed in their last attempt.
 

@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdo.cli.changing import Effect, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import open_coordinator
 from qdo.cli.options import COORDINATOR, with_output, with_settings
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.coordination.bulk_reads import names_below, read_children
-from qdo.coordination.protocol.machine import NodeMissing, NodeRead
-from qdo.coordination.transactions import read
+from qdo.coordination.protocol.machine import CreateOp, NodeMissing, NodeRead
+from qdo.coordination.transactions import Node, read
 from qdo.encoding import decode_strictly
 from qdo.errors import NotFoundError, UsageError
-from qdo.fleet.audit import AuditTrail
+from qdo.fleet.audit import AuditTrail, Entry
 from qdo.fleet.documents import ANY, MAX_DOCUMENT_BYTES, CoordinatorDocuments, Documents
 from qdo.fleet.names import checked_name
 from qdo.settings.hosts import writer_shown
 
 if TYPE_CHECKING:
-    from qdo.cli.changing import Consent
     from qdo.coordination.client import Client
-    from qdo.coordination.protocol.machine import CreateOp
-    from qdo.coordination.transactions import Node
     from qdo.coordination.znodes.layout import Layout
-    from qdo.fleet.audit import Entry
     from qdo.fleet.folder_view import CopiedNode
     from qdo.settings.settings import Settings
 

@@ -23,7 +23,7 @@ from qdo.coordination.bulk_reads import names_below
 from qdo.coordination.client import Client
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import NotFoundError, PausesUnreadableError, UsageError
-from qdo.fleet import pauses as fleet
+from qdo.fleet import pauses as fleet_pauses
 from qdo.fleet.names import match_everything
 from qdo.fleet.pause_machine import Pause, PauseNode, paused_queues
 from qdo.ops.items import pause_item
@@ -170,7 +170,7 @@ def pause(
         if not run:
             raise UsageError(reason="a COMMAND must follow `--`; without `--` the pause lasts")
         raise UsageError(reason="--for and --no-wait are for a pause without COMMAND")
-    pause = fleet.new_pause(globs, consent.reason, lasting)
+    pause = fleet_pauses.new_pause(globs, consent.reason, lasting)
     planned = _PlannedPause(pause, timeout, allow_none)
     if run is not None:
         return _run_paused(planned, run, consent, settings)
@@ -188,11 +188,11 @@ def _pause(planned: _PlannedPause, consent: Consent, settings: Settings, *, wait
     with open_coordinator(settings, create=True) as (client, layout):
         if client is None:
             raise NotFoundError(what="coordinator", name=settings.coordinator)
-        zxid = fleet.pause_queues(client, layout, pause)
+        zxid = fleet_pauses.pause_queues(client, layout, pause)
         workers = None
         if waits:
             try:
-                workers = fleet.wait_in_force(
+                workers = fleet_pauses.wait_in_force(
                     client, layout, pause, zxid, planned.timeout_seconds, _report_waiting
                 )
             except KeyboardInterrupt:
@@ -233,8 +233,8 @@ def resume(
     with open_coordinator(settings) as (client, layout):
         if client is None and not everything:
             raise NotFoundError(what="pause", name=id or globs[0])
-        node = fleet.read_pauses(client, layout).node if client is not None else PauseNode()
-        ended = fleet.chosen(node, globs, id)
+        node = fleet_pauses.read_pauses(client, layout).node if client is not None else PauseNode()
+        ended = fleet_pauses.chosen(node, globs, id)
         several = everything or _are_several(globs or ended[0].queues)
         what = f"resume {' '.join(globs) or id or 'all queues'}"
         asks = several and node != PauseNode()
@@ -250,11 +250,11 @@ def _resumed(
     client: Client, layout: Layout, globs: Sequence[str], id: str | None, reason: str
 ) -> list[Pause]:
     if id is not None:
-        return fleet.resume_pause(client, layout, id, reason)
-    with fleet.recorded(client, layout, "resume", globs or ("*",), reason) as record:
+        return fleet_pauses.resume_pause(client, layout, id, reason)
+    with fleet_pauses.recorded(client, layout, "resume", globs or ("*",), reason) as record:
         if globs:
-            return fleet.resume_globs(client, layout, globs, record=record)
-        return fleet.end_all(client, layout, record=record)
+            return fleet_pauses.resume_globs(client, layout, globs, record=record)
+        return fleet_pauses.end_all(client, layout, record=record)
 
 
 def _resumed_effect(ended: Sequence[Pause]) -> Effect:
@@ -275,7 +275,7 @@ def _run_paused(
         return 0
     with closing(open_locks(settings.app, settings)) as locks:
         client = locks.connection.client
-        with fleet.recorded(client, locks.layout, "pause", globs, reason) as record:
+        with fleet_pauses.recorded(client, locks.layout, "pause", globs, reason) as record:
             section, end = locks.pause(
                 globs, reason, planned.timeout_seconds, record=record, on_wait=_report_waiting
             )
@@ -290,7 +290,9 @@ def _run_paused(
 
 def _list(form: str, settings: Settings) -> None:
     """List pauses and sections with their reasons and ends."""
-    read: fleet.PausesRead | None = from_coordinator(settings, fleet.read_pauses, None)
+    read: fleet_pauses.PausesRead | None = from_coordinator(
+        settings, fleet_pauses.read_pauses, None
+    )
     if read is not None and read.node.fault is not None:
         raise PausesUnreadableError(reason=read.node.fault)
     if read is None or not read.node.pauses:
@@ -321,7 +323,7 @@ def _matching(
         reason = f"{' '.join(globs)} matches every queue; add --yes to pause all of them"
         raise UsageError(reason=reason)
     try:
-        fleet.check_matches(() if planned.allow_none else globs, names)
+        fleet_pauses.check_matches(() if planned.allow_none else globs, names)
     except NotFoundError:
         print_message("hint: workers have not seen such a queue; --allow-none pauses later ones")
         raise
@@ -330,4 +332,4 @@ def _matching(
 
 
 def _report_waiting(names: Sequence[str]) -> None:
-    print_message(f"waiting for messages in flight: {join_some(names, fleet.NAMES_SHOWN)}")
+    print_message(f"waiting for messages in flight: {join_some(names, fleet_pauses.NAMES_SHOWN)}")

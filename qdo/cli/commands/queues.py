@@ -12,6 +12,7 @@ from qdo.cli.options import import_settings, limit_option, require_app, with_out
 from qdo.cli.output import approximate, duration_text, emit, print_message
 from qdo.cli.readings import (
     SHARED,
+    ReadOptions,
     owner_text,
     read_queues,
     reading_options,
@@ -21,13 +22,11 @@ from qdo.cli.readings import (
 from qdo.errors import DatabaseError, HistoryUnreadableError, PartialFailureError, UsageError
 from qdo.fleet.names import only_name
 from qdo.ops.items import GROUPINGS, QUEUE_SORTS, group_items, queue_item
-from qdo.ops.verdicts import QueueHealth, judge_all
+from qdo.ops.verdicts import QueueHealth, Verdict, judge_all
 from qdo.text import join_some
 
 if TYPE_CHECKING:
-    from qdo.cli.readings import ReadOptions
     from qdo.ops.status import QueueStatus, Statuses
-    from qdo.ops.verdicts import Verdict
     from qdo.settings.settings import Settings
 
 _SETTINGS = (*SHARED, "history")

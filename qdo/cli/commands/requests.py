@@ -59,7 +59,7 @@ def _store(settings: Settings) -> Iterator[RequestStore | None]:
 
 
 @contextmanager
-def _found(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestRecord]]:
+def _opened_request(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestRecord]]:
     """Yield the calls of the app, over the open broker, and a request."""
     require_app(settings)
     with open_connections(settings, coordinator=False) as connections:
@@ -133,7 +133,7 @@ def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
 
     They are decrypted if `keys` has their keys. The body of a request that is done is deleted.
     """
-    with _found(settings, id) as (calls, record):
+    with _opened_request(settings, id) as (calls, record):
         stream_of = calls.broker.stream_of
         vault = vault_of(settings, settings.app, stream_of) if with_body else None
         item = ops.whole_item(record, time.time(), vault, with_body)
@@ -147,6 +147,7 @@ def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
     for name in ("body", "result"):
         facts[name] = _content_text(name, item)
     facts["tag"] = None if item.get("tag") is None else json_text(item["tag"])
+    print()
     print_facts([(key, None if text is None else str(text)) for key, text in facts.items()])
 
 
@@ -210,7 +211,7 @@ def _change(
     asks: bool = False,
 ) -> None:
     """Change a request, and then write an entry of the action log."""
-    with _found(settings, id) as (calls, record):
+    with _opened_request(settings, id) as (calls, record):
         ops.check_change(verb, record)
         was = ops.state_text(record)
         item = {"id": id, "pool": record.pool, "was": was, "state": None}

@@ -165,7 +165,7 @@ class LineSender:
     """
 
     broker: Broker
-    form: LineFormat
+    line_format: LineFormat
     source: str
     encrypt: Callable[[list[Outgoing]], list[Outgoing]] = lambda messages: messages
     note: Callable[[str], object] = lambda queue: None
@@ -199,7 +199,7 @@ class LineSender:
         if not line:
             return
         try:
-            message = self.form.outgoing(line)
+            message = self.line_format.outgoing(line)
         except LineProblem as problem:
             number = self._number
             self._number -= 1
@@ -335,8 +335,8 @@ def send(
         is_unclear = (queue is None) == (queue_field is None)
         if is_unclear or body is not None or key or headers or dedup_key:
             raise _misused_file()
-        form = LineFormat(queue, queue_field, key_field, 0, **when)
-        _send_file(settings, path, form, options, strays.note)
+        line_format = LineFormat(queue, queue_field, key_field, 0, **when)
+        _send_file(settings, path, line_format, options, strays.note)
     strays.report()
 
 
@@ -428,7 +428,7 @@ def _broker(settings: Settings, options: SendOptions | None) -> Iterator[Broker]
 def _send_file(
     settings: Settings,
     path: str,
-    form: LineFormat,
+    line_format: LineFormat,
     options: SendOptions | None,
     note: Callable[[str], object],
 ) -> None:
@@ -438,11 +438,11 @@ def _send_file(
         able = broker.capabilities
         limit = min(able.max_body_bytes, settings.max_body_bytes)
         larger = able.larger_bodies if limit == able.max_body_bytes else RAISE_LIMIT
-        form = replace(form, max_bytes=limit, larger=larger)
+        line_format = replace(line_format, max_bytes=limit, larger=larger)
         encrypt = partial(
             encrypted, settings=settings, app=settings.app, stream_of=broker.stream_of
         )
-        sender = LineSender(broker, form, source, encrypt, note)
+        sender = LineSender(broker, line_format, source, encrypt, note)
         with _report_count(sender), _progress(stream, source) as progress:
             sender.run(chunks_of_lines(stream, limit), progress)
 

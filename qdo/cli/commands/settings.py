@@ -29,9 +29,8 @@ from qdo.errors import (
     SettingsError,
     UsageError,
 )
-from qdo.fleet import live_settings as fleet
+from qdo.fleet import live_settings
 from qdo.fleet.audit import AuditTrail
-from qdo.fleet.live_settings import Edit, SettingsChange, next_number, read_answers, read_settings
 from qdo.fleet.settings_machine import MAX_TEXT_BYTES, SettingsNode, SettingsVersion, check_size
 from qdo.settings.listing import live_items, pins_of
 from qdo.settings.live import differences, live_names, read_live
@@ -71,7 +70,7 @@ def _show_change(
     emit(_SCHEMA, [item], form, columns, out, cells=lambda _: {"changes": _changes_text(changed)})
 
 
-def _report_workers(outcome: SettingsChange, changed: Mapping[str, Any]) -> None:
+def _report_workers(outcome: live_settings.SettingsChange, changed: Mapping[str, Any]) -> None:
     """Tell which workers do not use the version, or not all of it."""
     count = len(outcome.workers)
     for name, origins in pins_of(outcome.workers).items():
@@ -155,15 +154,15 @@ class _SettingsPlan:
 
 
 def _plan_settings(
-    client: Client | None, layout: Layout, edit: Edit, *, damaged: bool = False
+    client: Client | None, layout: Layout, edit: live_settings.Edit, *, damaged: bool = False
 ) -> _SettingsPlan:
     node = SettingsNode()
     version = 1
     workers = 0
     if client is not None:
-        node = read_settings(client, layout, damaged=damaged)
-        version = next_number(client, layout, node)
-        workers = len(read_answers(client, layout))
+        node = live_settings.read_settings(client, layout, damaged=damaged)
+        version = live_settings.next_number(client, layout, node)
+        workers = len(live_settings.read_answers(client, layout))
     text = edit(node)
     check_size(text)
     same = text == node.text and node.fault is None
@@ -211,8 +210,8 @@ def show(form: str, settings: Settings) -> None:
     PINNED tells how many workers set one themselves, and where.
     """
     with open_coordinator(settings) as (client, layout):
-        node = fleet.read_settings(client, layout) if client else SettingsNode()
-        answers = fleet.read_answers(client, layout) if client else []
+        node = live_settings.read_settings(client, layout) if client else SettingsNode()
+        answers = live_settings.read_answers(client, layout) if client else []
     items = live_items(node, answers)
     columns = [*items[0]] if items else ()
 
@@ -254,7 +253,7 @@ def get(number: int | None, settings: Settings) -> None:
 @with_output(*COORDINATOR)
 def history(limit: int, form: str, settings: Settings) -> None:
     """List the versions that were in force, newest first."""
-    versions = from_coordinator(settings, partial(fleet.read_history, limit=limit + 1), [])
+    versions = from_coordinator(settings, partial(live_settings.read_history, limit=limit + 1), [])
     if not versions:
         print_message("hint: the app has no live settings; see `qdo settings set --help`")
     items = _history_items(versions)[:limit]
@@ -273,7 +272,7 @@ def diff(first: int | None, second: int | None, settings: Settings) -> None:
     with open_coordinator(settings) as (client, layout):
         if client is None:
             raise NotFoundError(what="version of the live settings", name=str(first or 1))
-        number = fleet.read_settings(client, layout).number
+        number = live_settings.read_settings(client, layout).number
         old = max(1, number - 1) if first is None else first
         new = number if second is None else second
         before, after = (_text(client, layout, each).splitlines() for each in (old, new))
@@ -333,7 +332,7 @@ def unset(name: str, **options: Any) -> int:
 @_changing
 def edit(settings: Settings, **options: Any) -> int:
     """Edit the live settings in $EDITOR, as TOML."""
-    node = from_coordinator(settings, fleet.read_settings, SettingsNode())
+    node = from_coordinator(settings, live_settings.read_settings, SettingsNode())
     names = ", ".join(live_names())
     before = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
     try:
@@ -374,7 +373,7 @@ def rollback(version: int, settings: Settings, **options: Any) -> int:
     with open_coordinator(settings) as (client, layout):
         if client is None:
             raise NotFoundError(what="version of the live settings", name=str(version))
-        text = fleet.read_version(client, layout, version).text
+        text = live_settings.read_version(client, layout, version).text
     return _change(
         "settings rollback", lambda node: text, damaged=True, settings=settings, **options
     )
@@ -382,7 +381,7 @@ def rollback(version: int, settings: Settings, **options: Any) -> int:
 
 def _change(
     command: str,
-    edit: fleet.Edit,
+    edit: live_settings.Edit,
     *,
     settings: Settings,
     consent: Consent,
@@ -405,7 +404,7 @@ def _change(
         what = f"put version {plan.version} into force"
         if not consent.given(what, show, asks=False) or client is None:
             return 0
-        outcome = fleet.change_settings(
+        outcome = live_settings.change_settings(
             client,
             layout,
             checked,
@@ -431,7 +430,7 @@ def _change(
     return 0
 
 
-def _based_on(node: SettingsNode, text: str) -> fleet.Edit:
+def _based_on(node: SettingsNode, text: str) -> live_settings.Edit:
     """Return the edit to a text that was made from a version, if that is still in force."""
 
     def edit(after: SettingsNode) -> str:
@@ -445,8 +444,8 @@ def _based_on(node: SettingsNode, text: str) -> fleet.Edit:
 
 def _text(client: Any, layout: Any, number: int | None) -> str:
     if number is None:
-        return fleet.read_settings(client, layout).text
-    return fleet.read_version(client, layout, number).text
+        return live_settings.read_settings(client, layout).text
+    return live_settings.read_version(client, layout, number).text
 
 
 def _document(text: str) -> tomlkit.TOMLDocument:

@@ -91,7 +91,7 @@ def apply(consent: Consent, settings: Settings) -> None:
         refused = apply_acls(client, differences) if client else {}
         if client is not None and len(differences) > len(refused):
             trail = AuditTrail(client, layout, "admin acl apply", consent.reason)
-            _log(trail, differences, refused)
+            _note_correction(trail, differences, refused)
     items = [{**each, "executed": each["path"] not in refused} for each in effect.items]
     emit("qdo.acl/1", items, consent.form, _COLUMNS)
     if refused:
@@ -114,7 +114,9 @@ def account(settings: Settings) -> None:
     click.echo(f"{account.identity.scheme}:{account.identity.id}")
 
 
-def _log(audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]) -> None:
+def _note_correction(
+    audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]
+) -> None:
     # Rights cannot be changed in a transaction, so the entry is written afterwards.
     before = {"differing": len(differences)}
     fault = audit.note(differences[-1].path, before, {"differing": len(refused)})

@@ -12,11 +12,10 @@ from qdo.brokers.base import Broker
 from qdo.brokers.registry import kind_of
 from qdo.cli.connections import open_connections, open_coordinator
 from qdo.cli.output import (
-    LABEL,
     cell,
+    changes_texts,
     emit,
-    filled,
-    print_changes,
+    labelled,
     print_facts,
     print_heading,
     print_message,
@@ -102,9 +101,8 @@ def show_queues(
 
 def _print_queue(item: Mapping[str, Any]) -> None:
     print_heading(f"{item['queue']}: {item['state']}", item["reason"], item["remedy"])
+    print()
     print_facts(_queue_facts(item))
-    _print_owners(item["owners"] or ())
-    print_changes(item["changes"])
     if item["runs"]:
         _print_stack(item["runs"][0])
 
@@ -208,6 +206,8 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("held", item["held"]),
         ("limits", ", ".join(item["limits"])),
         ("job", _job_text(item["job"])),
+        *labelled("owners", map(_owner_text, item["owners"] or ())),
+        *labelled("changes", changes_texts(item["changes"])),
     ]
 
 
@@ -223,7 +223,7 @@ def _running(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         lines.append(f"{len(runs)} of {item['in_flight']} messages; see `qdo ps`")
     if item["runs_error"]:
         lines.append(f"unknown: {item['runs_error']}")
-    return [("" if number else "running", line) for number, line in enumerate(lines)]
+    return labelled("running", lines)
 
 
 def _run_text(run: Mapping[str, Any], duration: str) -> str:
@@ -296,8 +296,8 @@ def show_workers(names: Sequence[str], form: str, settings: Settings) -> None:
         print(end="\n" if number else "")
         status = statuses[item["worker"]]
         print_heading(f"{status.worker}: {item.get('state') or 'unknown'}", item["fault"], None)
+        print()
         print_facts(_worker_facts(status, item))
-        print_changes(item["changes"])
 
 
 def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
@@ -318,16 +318,14 @@ def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[s
         ("filter", str(status.takes) or None),
         ("jobs", join_some(status.takes.jobs)),
         *status.report.labelled(),
+        *labelled("changes", changes_texts(item["changes"])),
     ]
 
 
-def _print_owners(owners: Sequence[Mapping[str, Any]]) -> None:
-    for number, each in enumerate(owners):
-        label = "owners" if not number else ""
-        until = f" to {each['ended']}" if each["ended"] else ""
-        why = f" ({each['why']})" if each["why"] else ""
-        text = f"{each['claimed']}{until} {each['owner']} on {each['host']}, pid {each['pid']}{why}"
-        print(filled(f"{label:{LABEL}}{cell(text)}", "", " " * LABEL))
+def _owner_text(owner: Mapping[str, Any]) -> str:
+    until = f" to {owner['ended']}" if owner["ended"] else ""
+    why = f" ({owner['why']})" if owner["why"] else ""
+    return f"{owner['claimed']}{until} {owner['owner']} on {owner['host']}, pid {owner['pid']}{why}"
 
 
 def _print_stack(run: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from qdo.cli.options import duration_option, require_app, with_output, with_sett
 from qdo.cli.output import cell, emit, print_step
 from qdo.cli.readings import (
     SHARED,
+    ReadOptions,
     read_queues,
     reading_options,
     report_unasked,
@@ -24,16 +25,13 @@ from qdo.cli.readings import (
 from qdo.errors import BrokerMissingError, QdoError, UnreachableError
 from qdo.ops.doctor import notices
 from qdo.ops.doctor_case import Case
-from qdo.ops.items import SILENT_SECONDS, overview, silent
+from qdo.ops.items import SILENT_SECONDS, Judged, overview, silent
 from qdo.ops.verdicts import QueueHealth, judge_all
-from qdo.ops.worker_status import worker_statuses
+from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.text import join_some, pluralize, short_duration
 
 if TYPE_CHECKING:
-    from qdo.cli.readings import ReadOptions
     from qdo.connections.opened import Connections
-    from qdo.ops.items import Judged
-    from qdo.ops.worker_status import WorkerStatus
     from qdo.settings.settings import Settings
 
 CRITICAL = 2
@@ -157,13 +155,13 @@ class _PluginCommand(click.Command):
     """A command whose errors are an answer: UNKNOWN, and CRITICAL for an outage."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        return _known(lambda: click.Command.make_context(self, *arguments, **options))
+        return _answered(lambda: click.Command.make_context(self, *arguments, **options))
 
     def invoke(self, ctx: click.Context) -> Any:
-        return _known(lambda: click.Command.invoke(self, ctx))
+        return _answered(lambda: click.Command.invoke(self, ctx))
 
 
-def _known(do: Callable[[], _Result]) -> _Result:
+def _answered(do: Callable[[], _Result]) -> _Result:
     code = UNKNOWN
     word = "UNKNOWN"
     try:

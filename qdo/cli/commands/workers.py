@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdo.cli.changing import Effect, changing
+from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import from_coordinator, open_coordinator
 from qdo.cli.options import (
     ANSWER_TIMEOUT,
@@ -24,7 +24,7 @@ from qdo.cli.options import (
 from qdo.cli.output import emit, iso_time, print_message
 from qdo.cli.readings import watch_option
 from qdo.errors import ActionsFailedError, NotFoundError, UsageError
-from qdo.fleet import actions as names
+from qdo.fleet import actions
 from qdo.fleet.action_machine import DONE, UnfitError
 from qdo.fleet.actions import Asked, ask_workers, list_workers, matching, wait_for_results
 from qdo.fleet.components import read_components, skew
@@ -41,7 +41,6 @@ from qdo.ops.worker_status import worker_statuses
 from qdo.text import join_some, pluralize, printable, printable_lines, short_duration
 
 if TYPE_CHECKING:
-    from qdo.cli.changing import Consent
     from qdo.coordination.client import Client
     from qdo.coordination.znodes.layout import Layout
     from qdo.fleet.audit_entries import Values
@@ -175,7 +174,7 @@ def _require_done(name: str, asked: Sequence[Asked]) -> None:
 @click.command()
 @click.argument("glob", default="*")
 @click.option("--worker", metavar="GLOB", default="*", help="Only ask these workers.")
-@limit_option(100, "List at most N messages, those that have run for longest.", names.MAX_RUNS)
+@limit_option(100, "List at most N messages, those that have run for longest.", actions.MAX_RUNS)
 @click.option("--stacks", is_flag=True, help="Show the stack of each job.")
 @duration_option("--timeout", "5s", "How long to wait.", ANSWER_TIMEOUT)
 @with_output(*COORDINATOR)
@@ -200,7 +199,7 @@ def ps(
     """
     require_app(settings)
     args: Values = {"queues": glob, "most": limit}
-    asked = _ask(settings, worker, names.RUNS, args, timeout, "")
+    asked = _ask(settings, worker, actions.RUNS, args, timeout, "")
     runs = read_runs(asked)
     for text in blocked_texts(runs):
         print_message(text)
@@ -212,7 +211,7 @@ def ps(
         print_message(
             f"hint: {len(items)} of {pluralize(runs.total, 'message')} are listed; see --limit"
         )
-    _require_done(names.RUNS, asked)
+    _require_done(actions.RUNS, asked)
     if not runs.total:
         print_message("hint: no message runs now")
 
@@ -229,7 +228,7 @@ def _print_stacks(items: Sequence[dict[str, Any]]) -> None:
 
 @click.command()
 @click.argument("glob")
-@click.argument("name", metavar="ACTION", type=click.Choice(names.ACTIONS))
+@click.argument("name", metavar="ACTION", type=click.Choice(actions.ACTIONS))
 @click.argument("argument", required=False)
 @click.option("--for", "lasting", type=DURATION, help="With log-level: how long. [10m]")
 @duration_option(
@@ -263,10 +262,10 @@ def action(
     def agreed(workers: Sequence[str]) -> bool:
         planned = _effect([Asked(worker, "", PLANNED) for worker in workers])
         count = pluralize(len(workers), "worker")
-        stops = name in (names.DRAIN, names.RESTART, names.RELOAD)
+        stops = name in (actions.DRAIN, actions.RESTART, actions.RELOAD)
         what = f"{name} {count}" if stops else f"ask {count} for {name}"
         # One reload restarts all workers of a parent process.
-        asks = stops and (name == names.RELOAD or list(workers) != [glob])
+        asks = stops and (name == actions.RELOAD or list(workers) != [glob])
         return consent.given(what, planned.show, asks=asks)
 
     asked = _ask(settings, glob, name, args, timeout, consent.reason, agreed=agreed)
@@ -279,9 +278,9 @@ def action(
 
 
 def _arguments(name: str, argument: str | None, lasting: float | None) -> Values:
-    if name != names.LOG_LEVEL:
+    if name != actions.LOG_LEVEL:
         if lasting is not None:
-            raise UsageError(reason=f"--for is for the action {names.LOG_LEVEL}, got {name}")
+            raise UsageError(reason=f"--for is for the action {actions.LOG_LEVEL}, got {name}")
         if argument is not None:
             raise UsageError(reason=f"{name} must have no argument")
         return {}
@@ -289,8 +288,8 @@ def _arguments(name: str, argument: str | None, lasting: float | None) -> Values
         raise UsageError(reason=f"{name} must have a LEVEL such as debug")
     args: Values = {"level": argument, "seconds": 600.0 if lasting is None else lasting}
     try:
-        names.seconds_of(args)
-        names.level_of(args)
+        actions.seconds_of(args)
+        actions.level_of(args)
     except UnfitError as error:
         raise UsageError(reason=str(error)) from error
     return args
