@@ -49,6 +49,7 @@ def open_connections(
         if opened.client is None or not settings.app or is_code_known(settings):
             yield opened
             return
+        # The answer is awaited at the end, so a command takes no longer for the hint.
         is_known = exists_later(opened.client, opened.layout.root)
         try:
             yield opened

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -272,8 +273,18 @@ def duration_text(seconds: float | None) -> str | None:
     return None if seconds is None else short_duration(seconds)
 
 
-def approximate(count: int | None, estimated: bool) -> str | int | None:
-    return f"~{count}" if estimated and count is not None else count
+def ago(at: float) -> str:
+    return f"{short_duration(time.time() - at)} ago"
+
+
+def backlog_cells(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return age and backlog of queues for a table; ~ marks an estimate."""
+    count = item["backlog"]
+    estimated = item["approximate"] and count is not None
+    return {
+        "age": duration_text(item["behind_seconds"]),
+        "backlog": f"~{count}" if estimated else count,
+    }
 
 
 def cell(value: Any) -> str:
@@ -371,6 +382,7 @@ def parse_time(text: str, flag: str) -> float:
 def print_heading(heading: str, reason: str | None, remedy: str | None) -> None:
     print(cell(heading))
     print_step(reason, remedy)
+    print()
 
 
 def print_step(reason: str | None, remedy: str | None) -> None:

@@ -210,6 +210,7 @@ def _screen() -> Iterator[None]:
             stack.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
             tty.setcbreak(sys.stdin)
         stack.callback(lambda: (sys.stdout.write(_END), sys.stdout.flush()))
+        # SIGTERM would end the process without these callbacks, and leave the second screen.
         signal.signal(signal.SIGTERM, _terminate)
         sys.stdout.write(_BEGIN)
         yield

@@ -9,7 +9,7 @@ import click
 
 from qdo.cli.connections import open_connections
 from qdo.cli.options import import_settings, limit_option, require_app, with_output
-from qdo.cli.output import approximate, duration_text, emit, print_message
+from qdo.cli.output import backlog_cells, duration_text, emit, print_message
 from qdo.cli.readings import (
     SHARED,
     ReadOptions,
@@ -183,10 +183,9 @@ def _list(
 def _queue_cells(item: Mapping[str, Any]) -> dict[str, Any]:
     eta = duration_text(item.get("eta_seconds"))
     return {
+        **backlog_cells(item),
         "owner": owner_text(item),
         "last": item["last_time"],
-        "backlog": approximate(item["backlog"], item["approximate"]),
-        "age": duration_text(item["behind_seconds"]),
         "delayed": item["delayed"] or None,  # most apps delay nothing
         "eta": eta and f"~{eta}",
         "why": item["reason"],
@@ -239,12 +238,5 @@ def _add_up(
 ) -> None:
     """List sums; the age is that of the oldest next message."""
     judged, statuses = _judged(names, states, reading, settings)
-    emit("qdo.groups/1", group_items(judged, by), form, _GROUP_COLUMNS, cells=_group_cells)
+    emit("qdo.groups/1", group_items(judged, by), form, _GROUP_COLUMNS, cells=backlog_cells)
     report_unasked(statuses)
-
-
-def _group_cells(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "age": duration_text(item["behind_seconds"]),
-        "backlog": approximate(item["backlog"], item["approximate"]),
-    }

@@ -147,7 +147,6 @@ def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
     for name in ("body", "result"):
         facts[name] = _content_text(name, item)
     facts["tag"] = None if item.get("tag") is None else json_text(item["tag"])
-    print()
     print_facts([(key, None if text is None else str(text)) for key, text in facts.items()])
 
 

@@ -202,7 +202,7 @@ class LineSender:
             message = self.line_format.outgoing(line)
         except LineProblem as problem:
             number = self._number
-            self._number -= 1
+            self._number -= 1  # `line` counts only lines that are sent
             self._flush()
             where = f"line {number} of {self.source}"
             raise InputLineError(where=where, reason=problem.reason, sent=self.sent) from problem

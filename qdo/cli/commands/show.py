@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from qdo.brokers.base import Broker
 from qdo.brokers.registry import kind_of
 from qdo.cli.connections import open_connections, open_coordinator
 from qdo.cli.output import (
+    ago,
     cell,
     changes_texts,
     emit,
@@ -101,7 +101,6 @@ def show_queues(
 
 def _print_queue(item: Mapping[str, Any]) -> None:
     print_heading(f"{item['queue']}: {item['state']}", item["reason"], item["remedy"])
-    print()
     print_facts(_queue_facts(item))
     if item["runs"]:
         _print_stack(item["runs"][0])
@@ -296,7 +295,6 @@ def show_workers(names: Sequence[str], form: str, settings: Settings) -> None:
         print(end="\n" if number else "")
         status = statuses[item["worker"]]
         print_heading(f"{status.worker}: {item.get('state') or 'unknown'}", item["fault"], None)
-        print()
         print_facts(_worker_facts(status, item))
 
 
@@ -310,7 +308,7 @@ def _worker_facts(status: WorkerStatus, item: Mapping[str, Any]) -> list[tuple[s
     return [
         ("process", f"pid {item.get('pid', '?')} on {item.get('host', '?')}"),
         ("started", _moment(item.get("started"))),
-        ("reported", f"{short_duration(max(0.0, time.time() - status.reported))} ago"),
+        ("reported", ago(status.reported)),
         ("version", f"qdo {item.get('version', '?')}, Python {item.get('python', '?')}"),
         ("queues", f"{status.queues} owned, {status.assigned} assigned"),
         ("running", f"{_text(item.get('busy')) or '?'} of {item.get('concurrency', '?')} jobs"),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdo.cli.connections import open_connections
-from qdo.cli.output import approximate, cell, duration_text, emit
+from qdo.cli.output import ago, backlog_cells, cell, emit
 from qdo.cli.readings import ReadOptions, read_statuses
 from qdo.ops.items import QUEUE_SORTS, Judged, overview, queue_item
 from qdo.ops.status import Statuses
 from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
-from qdo.text import pluralize, short_duration
+from qdo.text import pluralize
 
 # A screen of 24 lines has room for so many.
 QUEUES = 12
@@ -88,14 +87,10 @@ class Screen:
             "queues": each.queues,
             "busy": each.report.busy or 0,
             "rate": None if rate is None else round(rate),
-            "reported": f"{short_duration(max(0.0, time.time() - each.reported))} ago",
+            "reported": ago(each.reported),
             "host": each.report.host,
         }
 
 
 def _queue_cells(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "age": duration_text(item["behind_seconds"]),
-        "backlog": approximate(item["backlog"], item["approximate"]),
-        "why": item["reason"],
-    }
+    return {**backlog_cells(item), "why": item["reason"]}

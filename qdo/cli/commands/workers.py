@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from qdo.cli.options import (
     require_app,
     with_output,
 )
-from qdo.cli.output import emit, iso_time, print_message
+from qdo.cli.output import ago, emit, iso_time, print_message
 from qdo.cli.readings import watch_option
 from qdo.errors import ActionsFailedError, NotFoundError, UsageError
 from qdo.fleet import actions
@@ -110,16 +109,12 @@ def _list_workers(form: str, settings: Settings) -> None:
         filters = takes[item["worker"]]
         return {
             "started": _moment(item.get("started")),
-            "reported": _age(item["reported"]),
+            "reported": ago(item["reported"]) if item["reported"] else None,
             "filter": str(filters),
             "jobs": join_some(filters.jobs) if has_jobs else "",
         }
 
     emit("qdo.workers/1", map(worker_item, statuses), form, _WORKER_COLUMNS, cells=cells)
-
-
-def _age(reported: float) -> str | None:
-    return f"{short_duration(time.time() - reported)} ago" if reported else None
 
 
 def _moment(value: Any) -> str | None:

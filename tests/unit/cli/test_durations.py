@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
+from qdo.cli.options import ANSWER_TIMEOUT, DURATION, PERIOD, Duration
 from qdo.cli.output import MOST_DAYS, parse_duration, parse_time
 from qdo.errors import UsageError
 from qdo.text import short_duration
@@ -75,3 +77,19 @@ def test_a_time_is_a_number_or_a_date(text: str) -> None:
 def test_durations_are_short(seconds: float, text: str) -> None:
     """Two units at most."""
     assert short_duration(seconds) == text
+
+
+def test_an_option_is_in_seconds():
+    option = click.Option(["-t", "--timeout"], type=DURATION)
+    assert DURATION.convert("15m", option, None) == 900.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(PERIOD, "0.4s"), (ANSWER_TIMEOUT, "0"), (ANSWER_TIMEOUT, "2h")]
+)
+def test_an_option_bounds_its_duration(kind: Duration, text: str):
+    option = click.Option(["-t", "--timeout"], type=kind)
+    with pytest.raises(UsageError) as raised:
+        kind.convert(text, option, None)
+    assert str(raised.value).startswith("--timeout")
+    assert repr(text) in str(raised.value)
