@@ -108,10 +108,11 @@ def apply(consent: Consent, settings: Settings) -> None:
 @with_settings("coordinator", import_app=False)
 def account(settings: Settings) -> None:
     """Print the account of the settings as acl_workers and its siblings need it."""
-    account = coordinator_access(settings, Layout("")).account
-    if account is None:
+    access = coordinator_access(settings, Layout(""))
+    if access.account is None:
         raise SettingsError(name="coordinator_auth", reason="set it to digest:NAME or sasl:NAME")
-    click.echo(f"{account.identity.scheme}:{account.identity.id}")
+    identity = access.account.identity
+    click.echo(f"{identity.scheme}:{identity.id}")
 
 
 def _note_correction(
