@@ -366,10 +366,10 @@ def messages(
     return _in_broker(board, ("messages", queue, name, tuple(kinds)), read, size)
 
 
-def letter(board: Board, queue: str, id: str) -> tuple[Letter, Item] | None:
-    """Return one dead letter, and its item; None if it does not exist."""
-    found = [each for each in letters(board, queue) if each.entry.queue == queue]
-    named = [each for each in found if id in (each.id, each.place)]
+def letter(board: Board, queue: str, id: str | None = None) -> tuple[Letter, Item] | None:
+    """Return one dead letter of a queue, or the newest, and its item; None if it is gone."""
+    own = [each for each in letters(board, queue) if each.entry.queue == queue]
+    named = [each for each in own if id is None or id in (each.id, each.place)]
     items = exported(board, named[:1])
     return (named[0], items[0]) if items else None
 

@@ -317,10 +317,8 @@ def _failing(name: str) -> list[dict[str, Any]]:
 
 
 def _newest_letter(name: str, count: int | None) -> dict[str, Any] | None:
-    letters = answers.letters(board(), name) if count else []
-    own = [each for each in letters if each.entry.queue == name]
-    items = answers.exported(board(), own[:1])
-    return items[0] if items else None
+    newest = answers.letter(board(), name) if count else None
+    return None if newest is None else newest[1]
 
 
 def _holding(name: str, pauses: list[dict[str, Any]]) -> list[dict[str, Any]]:

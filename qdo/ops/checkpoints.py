@@ -19,7 +19,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.coordination import queue_admin
-from qdo.coordination.bulk_reads import names_below, read_nodes
+from qdo.coordination.bulk_reads import names_below
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.queue_admin import is_deleted
@@ -34,7 +34,7 @@ from qdo.errors import (
     UsageError,
 )
 from qdo.fleet.audit import AuditTrail
-from qdo.ops.fleet import Fleet
+from qdo.ops.fleet import Fleet, read_queues
 from qdo.ops.seek import QueuePosition, recorded
 from qdo.positions import format_last
 from qdo.queues import is_path_part
@@ -210,11 +210,7 @@ def plan_import(fleet: Fleet, checkpoints: Sequence[Checkpoint], id: str) -> lis
     """Return the effect of an import, without changing anything."""
     broker = fleet.broker
     listed = frozenset(broker.catalog.names())
-    paths = [fleet.layout.queue(each.queue) for each in checkpoints]
-    reads = read_nodes(fleet.client, paths) if fleet.client is not None else []
-    nodes = {
-        read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
-    }
+    nodes = read_queues(fleet.client, fleet.layout, [each.queue for each in checkpoints])
     return [_step(broker, each, nodes.get(each.queue), listed, id) for each in checkpoints]
 
 
@@ -315,10 +311,8 @@ def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
     found: list[Checkpoint] = []
     faults: dict[str, str] = {}
     for start in range(0, len(names), READ_AT_ONCE):
-        paths = [layout.queue(name) for name in names[start : start + READ_AT_ONCE]]
-        for read in read_nodes(client, paths):
-            name = read.path.rpartition("/")[2]
-            node = QueueNode.parse(read.data, read.refused)
+        nodes = read_queues(client, layout, names[start : start + READ_AT_ONCE])
+        for name, node in nodes.items():
             if node.fault is not None:
                 faults[name] = node.fault
             elif not is_deleted(node):

@@ -47,6 +47,14 @@ KIND_CHARACTERS = 200
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 
 
+def message_id(broker: Broker, position: int, headers: str | None = None) -> str:
+    """Return the id of a stored message: its position gives it, or a header has an earlier one."""
+    earlier = (parsed(headers) or {}).get(ID)
+    if isinstance(earlier, str) and earlier:
+        return earlier
+    return broker.positions.message_id(position, broker.id_node)
+
+
 def decrypted(
     queue: str, body: bytes, headers: str | None, vault: BodyVault | None
 ) -> tuple[bytes, str | None, str | None]:
@@ -267,7 +275,7 @@ def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
 
 def _is_named(letter: Letter, name: str, broker: Broker) -> bool:
     # Also accept the id that its position would give: log lines may contain it.
-    by_position = broker.positions.message_id(letter.entry.position, broker.id_node)
+    by_position = message_id(broker, letter.entry.position)
     return name.lower() in (letter.id, by_position, str(letter.entry.position))
 
 
@@ -365,8 +373,9 @@ def sent_time(position: int, positions: Positions) -> str:
     return format_position(positions.to_time(position))
 
 
-def _iso(seconds: float) -> str:
-    return format_position(position_of_time(seconds))
+def exact_time(seconds: float | None) -> str | None:
+    """Return a Unix time in ISO 8601 with microseconds."""
+    return None if seconds is None else format_position(position_of_time(seconds))
 
 
 def exported(
@@ -394,8 +403,8 @@ def exported(
         "id": letter.id,
         "kind": letter.kind,
         "position": str(record.position) if letter.request is None else None,
-        "time": sent_time(record.position, positions) if sent is None else _iso(sent),
-        "due_time": None if due is None else _iso(due),
+        "time": exact_time(sent) or sent_time(record.position, positions),
+        "due_time": exact_time(due),
         "dead_time": iso_time(record.dead_at),
         "attempts": record.attempts,
         "error": record.error,
@@ -411,8 +420,7 @@ def exported(
 
 
 def _letter(broker: Broker, entry: DeadLetterEntry) -> Letter:
-    known = (parsed(entry.headers) or {}).get(ID)
-    return Letter(known or broker.positions.message_id(entry.position, broker.id_node), entry)
+    return Letter(message_id(broker, entry.position, entry.headers), entry)
 
 
 def _key(letter: Letter) -> tuple[str, int]:

@@ -17,7 +17,6 @@ from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.queue_admin import Which
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import MAX_LAST, FailureRecord, QueueNode
-from qdo.encoding import ID, parsed
 from qdo.errors import (
     AlreadyDecidedError,
     MessageNotFailingError,
@@ -27,7 +26,9 @@ from qdo.errors import (
 from qdo.fleet.action_machine import LOST
 from qdo.fleet.actions import MAX_RUNS
 from qdo.fleet.audit import AuditTrail
+from qdo.ops.dead_letters import message_id
 from qdo.ops.fleet import read_queue
+from qdo.ops.peek import row_at
 from qdo.ops.runs import ask_owner, read_runs
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.text import join_some, short_duration
@@ -195,6 +196,5 @@ def id_of(broker: Broker | None, positions: Positions, queue: str, position: int
     # A message that was delayed has its id in a header.
     if broker is None or position > MAX_LAST:
         return None
-    rows = [row for row in broker.reader(queue, position - 1).fetch(1) if row[0] == position]
-    known = (parsed(rows[0][3]) or {}).get(ID) if rows else None
-    return known or positions.message_id(position, broker.id_node)
+    row = row_at(broker, queue, position)
+    return message_id(broker, position, None if row is None else row.headers)

@@ -18,6 +18,7 @@ from qdo.errors import NotFoundError, QueueNotEmptyError, QueueOwnedError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.ops.fleet import Fleet
+from qdo.ops.peek import done_of
 from qdo.ops.seek import discard_delayed
 from qdo.ops.snapshot import backlog_of
 from qdo.system.polling import polls
@@ -84,7 +85,7 @@ def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> D
     # Read this before counting: the numbers that an operator confirms are not too small.
     contents = _contents(broker, queue) if with_messages else None
     node = node or NEW
-    backlog = backlog_of(broker, queue, node, _last(broker, node))
+    backlog = backlog_of(broker, queue, node, done_of(broker, node))
     dead = broker.dead_letters.counts().get(queue, 0)
     plan = Deletion(queue, owner, backlog.count, backlog.delayed, dead, True, contents)
     if not with_messages:
@@ -219,13 +220,9 @@ def _released(fleet: Fleet, queue: str, timeout_seconds: float) -> QueueNode:
     raise QueueOwnedError(queue=queue, owner=node.owner)
 
 
-def _last(broker: Broker, node: QueueNode) -> int:
-    return broker.positions.resume_after(node.last, node.position)
-
-
 def _end(broker: Broker, queue: str, node: QueueNode) -> int:
     """Return a position up to which no message will run: those behind `last` may be cancelled."""
-    last = _last(broker, node)
+    last = done_of(broker, node)
     cancelled = () if node.out_of_order is None else node.out_of_order.cancelled
     if cancelled and not backlog_of(broker, queue, node, last).count:
         return cancelled[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qdo.brokers.base import Broker
@@ -34,11 +35,8 @@ class Fleet:
         """Return the node of a queue, None without one; raise CorruptNodeError if it is damaged."""
         if self.client is None:
             return None
-        nodes = read_nodes(self.client, [self.layout.queue(check_path_part(queue))])
-        if not nodes:
-            return None
-        node = QueueNode.parse(nodes[0].data, nodes[0].refused)
-        if node.fault is not None:
+        node = read_queues(self.client, self.layout, [check_path_part(queue)]).get(queue)
+        if node is not None and node.fault is not None:
             raise CorruptNodeError(queue=queue, reason=node.fault)
         return node
 
@@ -48,6 +46,17 @@ class Fleet:
         if node is None and queue not in self.broker.catalog.names():
             raise NotFoundError(what="queue", name=queue)
         return node or NEW
+
+
+def read_queues(
+    client: Client | None, layout: Layout, queues: Iterable[str]
+) -> dict[str, QueueNode]:
+    """Return the nodes of queues, also damaged ones, without those that do not exist."""
+    paths = [layout.queue(queue) for queue in queues]
+    reads = [] if client is None else read_nodes(client, paths)
+    return {
+        each.path.rpartition("/")[2]: QueueNode.parse(each.data, each.refused) for each in reads
+    }
 
 
 def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:

@@ -16,12 +16,12 @@ from qdo.coordination.znodes.queue_node import (
     OutOfOrderProgress,
     QueueNode,
 )
-from qdo.encoding import DUE, ID, SENT, parsed, stored_time
+from qdo.encoding import DUE, SENT, parsed, stored_time
 from qdo.errors import NotFoundError, UnsupportedError, UsageError
 from qdo.message import priority_of
-from qdo.ops.dead_letters import body_value, decrypted
+from qdo.ops.dead_letters import body_value, decrypted, exact_time, message_id
 from qdo.ops.fleet import Fleet
-from qdo.positions import TIME_POSITIONS, format_position, position_of_time
+from qdo.positions import TIME_POSITIONS, format_position
 from qdo.text import iso_time
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
     if left:
         for row in waiting_rows(broker, queue, done, SEARCHED):
             own = _found(broker, row)
-            named = left & {own.id, id_by_position(broker, row), str(row.position)}
+            # Log lines may contain the id that its position gives.
+            by_position = message_id(broker, row.position)
+            named = left & {own.id, by_position, str(row.position)}
             found.update(dict.fromkeys(named, own))
             left -= named
             if not left:
@@ -114,18 +116,8 @@ def row_at(broker: Broker, queue: str, position: int) -> Row | None:
     return found if found is not None and found.position == position else None
 
 
-def id_of_row(broker: Broker, row: Row) -> str:
-    known = (parsed(row.headers) or {}).get(ID)
-    return known if isinstance(known, str) and known else id_by_position(broker, row)
-
-
-def id_by_position(broker: Broker, row: Row) -> str:
-    """Return the id that a message gets from its position; log lines may contain it."""
-    return broker.positions.message_id(row.position, broker.id_node)
-
-
 def _found(broker: Broker, row: Row) -> Found:
-    return Found(id_of_row(broker, row), row.position, row)
+    return Found(message_id(broker, row.position, row.headers), row.position, row)
 
 
 def _row_named(broker: Broker, queue: str, name: str) -> Row | None:
@@ -270,8 +262,7 @@ def _recorded(broker: Broker, queue: str, position: int, failure: FailureRecord)
     row = row_at(broker, queue, position) if broker.positions is TIME_POSITIONS else None
     if row is not None:
         return _of_row(broker, row, {position: failure})
-    times = broker.positions is TIME_POSITIONS
-    id = None if times else broker.positions.message_id(position, broker.id_node)
+    id = None if broker.positions is TIME_POSITIONS else message_id(broker, position)
     return PeekedMessage(_kind(failure), id, position, _sent(broker, position), failure=failure)
 
 
@@ -285,10 +276,10 @@ def _of_row(broker: Broker, row: Row, failures: Mapping[int, FailureRecord]) -> 
     headers = parsed(row.headers) or {}
     return PeekedMessage(
         kind=_kind(failure),
-        id=id_of_row(broker, row),
+        id=message_id(broker, row.position, row.headers),
         position=row.position,
-        sent=_iso(stored_time(headers, SENT)) or _sent(broker, row.position),
-        due=_iso(stored_time(headers, DUE)),
+        sent=exact_time(stored_time(headers, SENT)) or _sent(broker, row.position),
+        due=exact_time(stored_time(headers, DUE)),
         failure=failure,
         key=row.key,
         headers=row.headers,
@@ -302,17 +293,13 @@ def _of_delayed(delayed: DelayedMessage) -> PeekedMessage:
         kind="delayed",
         id=delayed.id,
         position=None,
-        sent=_iso(stored_time(parsed(delayed.headers) or {}, SENT)),
+        sent=exact_time(stored_time(parsed(delayed.headers) or {}, SENT)),
         due=format_position(delayed.due),
         key=delayed.key,
         headers=delayed.headers,
         body_bytes=len(delayed.body),
         body=delayed.body,
     )
-
-
-def _iso(seconds: float | None) -> str | None:
-    return None if seconds is None else format_position(position_of_time(seconds))
 
 
 def peek_item(

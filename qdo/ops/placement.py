@@ -17,7 +17,6 @@ from qdo.coordination.protocol.machine import CheckOp, CreateOp, NodeRead, Op, S
 from qdo.coordination.protocol.planner import plan_filtered
 from qdo.coordination.transactions import Node, change, make_folder, read
 from qdo.coordination.znodes.layout import Layout, is_worker_name
-from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.worker_node import (
     MAX_MOVES,
     WorkerNode,
@@ -28,7 +27,7 @@ from qdo.coordination.znodes.worker_node import (
 from qdo.errors import MoveRefusedError, MoveUnfinishedError, NotFoundError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
-from qdo.ops.fleet import read_queue
+from qdo.ops.fleet import read_queue, read_queues
 from qdo.system.polling import polls
 from qdo.text import pluralize
 
@@ -192,13 +191,8 @@ def read_plan_input(client: Client, layout: Layout) -> PlanInput:
 
 
 def _live(client: Client, layout: Layout, names: Sequence[str]) -> list[str]:
-    reads = read_nodes(client, [layout.queue(name) for name in names])
-    deleted = {
-        node.path.rpartition("/")[2]
-        for node in reads
-        if node.refused is None and QueueNode.parse(node.data).deleted
-    }
-    return [name for name in names if name not in deleted]
+    nodes = read_queues(client, layout, names)
+    return [name for name in names if name not in nodes or not nodes[name].deleted]
 
 
 @dataclass(frozen=True, slots=True)

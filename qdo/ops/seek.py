@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import Backlog
 from qdo.coordination import queue_admin as operator
-from qdo.coordination.bulk_reads import names_below, read_nodes
+from qdo.coordination.bulk_reads import names_below
 from qdo.coordination.client import Client
 from qdo.coordination.protocol.machine import CreateOp
 from qdo.coordination.znodes.layout import Layout
@@ -24,7 +24,7 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.errors import NotFoundError, UnreachableError, UnsupportedError, UsageError
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
-from qdo.ops.fleet import Fleet
+from qdo.ops.fleet import Fleet, read_queues
 from qdo.ops.snapshot import ask, backlog_of
 from qdo.positions import (
     MOST_DIGITS,
@@ -95,11 +95,10 @@ def plan_seek(fleet: Fleet, queue: str, target: str) -> SeekPlan:
     """
     broker = fleet.broker
     check_seekable(broker)
-    path = fleet.layout.queue(check_path_part(queue))
-    reads = read_nodes(fleet.connected(queue), [path])
-    if not reads:
+    node = read_queues(fleet.client, fleet.layout, [check_path_part(queue)]).get(queue)
+    if node is None:
         raise NotFoundError(what="queue", name=queue)
-    node = QueueNode.parse(reads[0].data, reads[0].refused).checked(broker.positions)
+    node = node.checked(broker.positions)
     after = _place(target, broker, queue)
     if after.last > position_now() and after.last > _head(broker, queue):
         raise UsageError(
@@ -297,14 +296,8 @@ def plan_purges(fleet: Fleet, queues: Sequence[str], *, delayed: bool = False) -
     check_purging(broker)
     if broker.capabilities.backlog_budget is not None:
         return run_parallel(lambda queue: plan_purge(fleet, queue, delayed=delayed), queues)
-    paths = [fleet.layout.queue(check_path_part(queue)) for queue in queues]
-    reads = read_nodes(fleet.connected(queues[0]), paths)
-    nodes = {
-        each.path.rpartition("/")[2]: QueueNode.parse(each.data, each.refused).checked(
-            broker.positions
-        )
-        for each in reads
-    }
+    read = read_queues(fleet.client, fleet.layout, map(check_path_part, queues))
+    nodes = {queue: node.checked(broker.positions) for queue, node in read.items()}
     backlogs = ask(broker, list(nodes), nodes, (), None)
     numbers = run_parallel(broker.delayed.numbers, list(nodes)) if delayed else [None] * len(nodes)
     plans = []

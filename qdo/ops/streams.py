@@ -8,23 +8,17 @@ from typing import Any
 from qdo.brokers.base import Broker
 from qdo.brokers.catalog import NO_BACKLOG
 from qdo.brokers.streams import StreamShard
-from qdo.coordination.bulk_reads import read_nodes
-from qdo.coordination.znodes.queue_node import QueueNode
+from qdo.coordination.znodes.queue_node import NEW
 from qdo.errors import UnreachableError
-from qdo.ops.fleet import Fleet
+from qdo.ops.fleet import Fleet, read_queues
 
 
 def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, Any]]:
     """Return the items of qdo.streams/1, in the order of their ranges."""
     shards = sorted(shards, key=lambda each: (each.stream, each.low))
-    last = dict.fromkeys((each.queue for each in shards), 0)
-    owners: dict[str, str] = {}
-    paths = [fleet.layout.queue(each.queue) for each in shards]
-    for read in read_nodes(fleet.client, paths) if fleet.client is not None else []:
-        name = read.path.rpartition("/")[2]
-        node = QueueNode.parse(read.data, read.refused)
-        last[name] = node.last
-        owners[name] = node.owner
+    read = read_queues(fleet.client, fleet.layout, [each.queue for each in shards])
+    nodes = {each.queue: read.get(each.queue, NEW) for each in shards}
+    last = {queue: node.last for queue, node in nodes.items()}
     backlogs = fleet.broker.catalog.backlogs(last)
     items = []
     for each in shards:
@@ -39,7 +33,7 @@ def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, A
                 "low": each.low,
                 "high": each.high,
                 "state": "done" if is_over and not each.hidden else each.state,
-                "owner": owners.get(each.queue) or None,
+                "owner": nodes[each.queue].owner or None,
                 "backlog": backlog.count,
                 "parents": list(each.parents),
             }

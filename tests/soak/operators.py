@@ -31,7 +31,7 @@ from qdo.ops.checkpoints import Checkpoint, execute_step, plan_import, read_chec
 from qdo.ops.decisions import OperatorDecision, decide
 from qdo.ops.delete import delete, plan_deletion
 from qdo.ops.fleet import Fleet, read_queue
-from qdo.ops.peek import id_of_row, waiting_rows
+from qdo.ops.peek import waiting_rows
 from qdo.ops.placement import execute_move, plan_move
 from qdo.ops.seek import EARLIEST, execute, plan_purge, plan_seek, purge
 from tests.soak.app import DELETED, KEPT
@@ -213,8 +213,9 @@ class SoakOperator:
         chosen = self._random.sample(rows[:30], min(len(rows), self._random.randint(1, 4)))
         named = {}
         for row in chosen:
-            by_id = self._random.random() < 0.5
-            name = id_of_row(self._broker, row) if by_id else str(row.position)
+            name = str(row.position)
+            if self._random.random() < 0.5:
+                name = dead_letters.message_id(self._broker, row.position, row.headers)
             named[name] = json.loads(row.body)["n"]
         if named:
             self._cancel_named(queue, named)
