@@ -166,13 +166,13 @@ def _login_page(fault: str = "") -> str:
 
 def _role_of(options: DashboardOptions, token: str) -> str | None:
     """Compare with both tokens in constant time."""
-    found = None
+    matching = None
     for role, expected in ((VIEWER, options.viewer_token), (OPERATOR, options.operator_token)):
-        given = hashlib.sha256(token.encode(errors="replace")).digest()
-        same = hmac.compare_digest(given, hashlib.sha256(expected.encode()).digest())
+        digest = hashlib.sha256(token.encode(errors="replace")).digest()
+        same = hmac.compare_digest(digest, hashlib.sha256(expected.encode()).digest())
         if expected and same:
-            found = role
-    return found
+            matching = role
+    return matching
 
 
 def _safe_target(path: str) -> str:

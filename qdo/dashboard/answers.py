@@ -72,13 +72,13 @@ def select(
 
 
 def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -> Judged:
-    found = reading.in_order(sort)
+    chosen = reading.in_order(sort)
     if glob != "*":
         matches = re.compile(fnmatch.translate(glob)).match
-        found = [each for each in found if matches(each[0].queue)]
+        chosen = [each for each in chosen if matches(each[0].queue)]
     if states:
-        found = [each for each in found if each[1].state.value in states]
-    return found
+        chosen = [each for each in chosen if each[1].state.value in states]
+    return chosen
 
 
 def _in_coordinator(
@@ -252,10 +252,10 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, str(error)
 
 
-def late_workers(found: PausesRead | None) -> list[str]:
-    if found is None:
+def late_workers(pauses: PausesRead | None) -> list[str]:
+    if pauses is None:
         return []
-    return [name for name, upto in found.obeyed.items() if upto < found.zxid]
+    return [name for name, upto in pauses.obeyed.items() if upto < pauses.zxid]
 
 
 def letters(board: Board, queues: str = "*") -> list[Letter]:
@@ -393,12 +393,12 @@ def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
     :param number: from the address of the page; anything but a number counts as 1.
     """
     pages = max(1, -(-len(items) // size))
-    wanted = int(number[:9]) if number and number.isascii() and number.isdecimal() else 1
-    wanted = min(max(1, wanted), pages)
-    begin = (wanted - 1) * size
+    page = int(number[:9]) if number and number.isascii() and number.isdecimal() else 1
+    page = min(max(1, page), pages)
+    begin = (page - 1) * size
     shown = items[begin : begin + size]
     first = begin + 1 if shown else 0
-    return Part(shown, wanted, pages, first, begin + len(shown), len(items))
+    return Part(shown, page, pages, first, begin + len(shown), len(items))
 
 
 def glob_of(text: str) -> str:

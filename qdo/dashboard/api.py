@@ -40,11 +40,11 @@ def failed(error: QdoError) -> tuple[Response, int]:
 
 
 def _read(shown: Board) -> Reading:
-    found = shown.reading(ANSWER_WAIT_SECONDS)
-    if found is None:
+    reading = shown.reading(ANSWER_WAIT_SECONDS)
+    if reading is None:
         fault = shown.reader.fault or "the first reading is not finished"
         raise UnreadError(reason=f"the dashboard has not read the app yet: {fault}")
-    return found
+    return reading
 
 
 def _glob() -> str:
@@ -57,11 +57,11 @@ def _check(values: Iterable[str], known: Collection[str]) -> None:
             raise UsageError(reason=f"it must be one of {', '.join(known)}, got {value!r}")
 
 
-def _page(found: Sequence[Any], size: int) -> Sequence[Any]:
+def _page(items: Sequence[Any], size: int) -> Sequence[Any]:
     number = request.args.get("page", "1")
     if not number.isascii() or not number.isdecimal() or not 1 <= int(number[:9]) <= 1_000_000:
         raise UsageError(reason=f"page must be a number from 1 on, got {number!r}")
-    return found[(int(number[:9]) - 1) * size :][:size]
+    return items[(int(number[:9]) - 1) * size :][:size]
 
 
 def _queues(shown: Board) -> _Items:
@@ -75,10 +75,10 @@ def _queues(shown: Board) -> _Items:
 
 def _queue(shown: Board) -> _Items:
     name = request.args.get("name", "")
-    found = _read(shown).by_name.get(name)
-    if found is None:
+    judged = _read(shown).by_name.get(name)
+    if judged is None:
         raise NotFoundError(what="queue", name=name)
-    return [queue_item(*found)]
+    return [queue_item(*judged)]
 
 
 def _dead_letters(shown: Board) -> _Items:
@@ -97,8 +97,8 @@ def _events(shown: Board) -> _Items:
     kinds = request.args.getlist("kind")
     _check(kinds, EVENT_KINDS)
     _read(shown)
-    found = shown.reader.events.newest(_glob(), kinds)
-    return [event_item(each.at, each.change) for each in found]
+    events = shown.reader.events.newest(_glob(), kinds)
+    return [event_item(each.at, each.change) for each in events]
 
 
 # By path, the schema of the items and the function that returns them.

@@ -107,10 +107,12 @@ def _overview(reading: Reading) -> dict[str, Any]:
 @pages.get("/workers")
 @with_reading
 def workers(reading: Reading) -> str:
-    found = reading.processes
-    busy = {(each.host, each.pid): each.busy for each in found if each.kind == "worker"}
+    processes = reading.processes
+    busy = {(each.host, each.pid): each.busy for each in processes if each.kind == "worker"}
     # A job that takes a lock or cancels a message makes its worker a client as well.
-    others = [each for each in found if each.kind != "worker" and (each.host, each.pid) not in busy]
+    others = [
+        each for each in processes if each.kind != "worker" and (each.host, each.pid) not in busy
+    ]
     items = [worker_item(each) for each in reading.workers]
     for item in items:
         item["busy"] = busy.get((item.get("host"), item.get("pid")))
@@ -182,15 +184,15 @@ def _listed(found: list[answers.Item] | None) -> answers.Part[answers.Item]:
 
 @pages.get("/timers")
 def timers() -> str:
-    found, fault = answers.attempt(lambda: answers.timers(board()))
-    found = sorted(found or [], key=lambda each: each["is_well"])
-    return page("timers.html", part=_listed(found), timers_fault=fault)
+    items, fault = answers.attempt(lambda: answers.timers(board()))
+    items = sorted(items or [], key=lambda each: each["is_well"])
+    return page("timers.html", part=_listed(items), timers_fault=fault)
 
 
 @pages.get("/streams")
 def streams() -> str:
-    found, fault = answers.attempt(lambda: answers.streams(board()))
-    part = _listed(found)
+    items, fault = answers.attempt(lambda: answers.streams(board()))
+    part = _listed(items)
     reading = board().reading()
     judged = {} if reading is None else reading.by_name
     names = [each["shard"] for each in part.items if each["shard"] in judged]
@@ -200,7 +202,7 @@ def streams() -> str:
 
 @pages.get("/limits")
 def limits() -> str:
-    found, fault = answers.attempt(lambda: answers.limits(board()))
+    items, fault = answers.attempt(lambda: answers.limits(board()))
     reading = board().reading()
     waits: dict[str, set[str]] = {}
     unusable: dict[str, str] = {}
@@ -209,22 +211,22 @@ def limits() -> str:
         for glob, names in worker.report.waits.items():
             for name in names:
                 waits.setdefault(name, set()).add(glob)
-    known = {each["limit"] for each in found or []}
+    known = {each["limit"] for each in items or []}
     missing = [unusable[name] for name in sorted({*unusable} - known)[:MISSING]]
-    found = sorted(found or [], key=lambda each: (not each["fault"], not each["waiting"]))
+    items = sorted(items or [], key=lambda each: (not each["fault"], not each["waiting"]))
     return page(
-        "limits.html", part=_listed(found), limits_fault=fault, waits=waits, missing=missing
+        "limits.html", part=_listed(items), limits_fault=fault, waits=waits, missing=missing
     )
 
 
 @pages.get("/audit")
 def audit() -> str:
     glob = request.args.get("glob", "").strip()
-    found, fault = answers.attempt(lambda: answers.audit(board(), glob_of(glob)))
+    items, fault = answers.attempt(lambda: answers.audit(board(), glob_of(glob)))
     return page(
         "audit.html",
         glob=glob,
-        entries=paged(found or [], request.args.get("page"), AUDIT_ROWS),
+        entries=paged(items or [], request.args.get("page"), AUDIT_ROWS),
         audit_fault=fault,
     )
 
@@ -273,10 +275,10 @@ def queues(reading: Reading) -> str:
 @with_reading
 def queue(reading: Reading) -> _Answer:
     name = request.args.get("name", "")
-    found = reading.by_name.get(name)
-    if found is None:
+    judged = reading.by_name.get(name)
+    if judged is None:
         return page("missing.html", reading=reading, what="queue", name=name), 404
-    status, verdict = found
+    status, verdict = judged
     pauses, pauses_fault = answers.attempt(lambda: answers.pauses(board()))
     entries, entries_fault = answers.attempt(lambda: answers.audit_of(board(), name))
     dead, dead_fault = answers.attempt(lambda: _newest_letter(name, status.dead_letters))
@@ -349,9 +351,9 @@ def _rates(history: answers.ShownHistory | None) -> dict[str, Any] | None:
 
 def _reported_rates(reading: Reading) -> dict[str, Any]:
     newest = int(time.time() // 60)
-    found = reading.once(("hour", newest), lambda: answers.last_hour(reading.workers, newest))
-    drawn = _drawn([(minute * 60.0, done, failed) for minute, done, failed, _ in found])
-    return {**drawn, "dead_lettered": sum(each[-1] for each in found)}
+    minutes = reading.once(("hour", newest), lambda: answers.last_hour(reading.workers, newest))
+    drawn = _drawn([(minute * 60.0, done, failed) for minute, done, failed, _ in minutes])
+    return {**drawn, "dead_lettered": sum(each[-1] for each in minutes)}
 
 
 def _drawn(counts: Sequence[tuple[float, int, int]]) -> dict[str, Any]:
@@ -385,12 +387,12 @@ def dead_letters() -> str:
     """Show dead letters grouped by error, or those of one kind of error."""
     text = request.args.get("glob", "").strip()
     kind = request.args.get("error")
-    found, fault = answers.attempt(lambda: answers.letters(board(), glob_of(text)))
-    found = found or []
+    letters, fault = answers.attempt(lambda: answers.letters(board(), glob_of(text)))
+    letters = letters or []
     if kind is not None:
-        found = [each for each in found if ops.error_kind_of(each.entry.error) == kind]
+        letters = [each for each in letters if ops.error_kind_of(each.entry.error) == kind]
     listed = kind is not None or request.args.get("list") is not None
-    groups = [] if listed else ops.grouped(found)
+    groups = [] if listed else ops.grouped(letters)
     elsewhere_fault = None
     if not listed and not text:
         elsewhere, elsewhere_fault = answers.attempt(lambda: answers.failed_elsewhere(board()))
@@ -399,10 +401,10 @@ def dead_letters() -> str:
         "dead_letters.html",
         text=text,
         kind=kind,
-        total=len(found),
+        total=len(letters),
         groups=() if listed else paged(groups, request.args.get("page"), ROWS),
         elsewhere_fault=elsewhere_fault,
-        part=paged(found, request.args.get("page"), LETTER_ROWS) if listed else None,
+        part=paged(letters, request.args.get("page"), LETTER_ROWS) if listed else None,
         letters_fault=fault,
     )
 

@@ -141,12 +141,12 @@ def toggled(word: str, chosen: Sequence[str]) -> list[str]:
 
 
 def _context() -> dict[str, Any]:
-    found = board()
-    kind = kind_of(found.settings.broker)
+    dashboard = board()
+    kind = kind_of(dashboard.settings.broker)
     stored = {"Requests": kind.stores_requests, "Streams": kind.stores_streams}
     return {
-        "app_name": found.app,
-        "options": found.options,
+        "app_name": dashboard.app,
+        "options": dashboard.options,
         "csrf_token": csrf_token,
         "may_act": may_act(),
         "missing_pages": [label for label, is_stored in stored.items() if not is_stored],
@@ -199,12 +199,12 @@ def line_chart(
     :param least_top: least value at the upper edge: an almost constant value makes a flat line.
     :param span: Unix times of the left and the right edge; by default those of the points.
     """
-    known = [value for _, value in points if value is not None]
-    if len(known) < 2 or points[-1][0] <= points[0][0]:
+    values = [value for _, value in points if value is not None]
+    if len(values) < 2 or points[-1][0] <= points[0][0]:
         return None
     first = points[0][0]
     begin, end = span or (first, points[-1][0])
-    top = max(least_top, *known)
+    top = max(least_top, *values)
 
     def place(at: float, value: float) -> tuple[float, float]:
         x = (at - begin) / (end - begin) * WIDTH
@@ -223,7 +223,7 @@ def line_chart(
     last = points[-1][1]
     dot = None if last is None else place(points[-1][0], last)
     first_x = place(first, 0.0)[0]
-    return LineChart("".join(path), dot, begin, end, top, last, max(known), first, first_x)
+    return LineChart("".join(path), dot, begin, end, top, last, max(values), first, first_x)
 
 
 def bars(counts: Sequence[tuple[float, int, int]], begin: float, end: float) -> list[Bar]:

@@ -59,7 +59,7 @@ def _paths(client: Client, root: str) -> Iterator[str]:
     """Return the node at `root` and all nodes below it, children before parents."""
     levels = [[root]]
     while levels[-1]:
-        below = read_permitted_children(client, levels[-1])
-        levels.append([f"{path}/{name}" for path, names in below.items() for name in names or ()])
+        listed = read_permitted_children(client, levels[-1])
+        levels.append([f"{path}/{name}" for path, names in listed.items() for name in names or ()])
     for level in reversed(levels):
         yield from level

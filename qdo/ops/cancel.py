@@ -116,35 +116,35 @@ def cancel(
     broker = fleet.broker
     client = fleet.client
     check_cancelling(broker)
-    wanted = check_names(names)
-    if len(wanted) > MAX_CANCELLED:
-        raise UsageError(reason=f"at most {MAX_CANCELLED} ids can be given, got {len(wanted)}")
+    ids = check_names(names)
+    if len(ids) > MAX_CANCELLED:
+        raise UsageError(reason=f"at most {MAX_CANCELLED} ids can be given, got {len(ids)}")
     node = fleet.node(queue)
     if node is None and ((client is None and really) or queue not in broker.catalog.names()):
         raise NotFoundError(what="queue", name=queue)
-    found = find_messages(broker, queue, done_of(broker, node), wanted)
-    gone = _cancelled_before(fleet, queue, {*wanted} - found.keys())
+    messages = find_messages(broker, queue, done_of(broker, node), ids)
+    gone = _cancelled_before(fleet, queue, {*ids} - messages.keys())
     if client is None or not really:
         known = node or NEW
-        return [_planned(broker, known, name, found.get(name), gone) for name in wanted]
+        return [_planned(broker, known, name, messages.get(name), gone) for name in ids]
     work = _Work(fleet, client, queue, reason, logged)
-    moved = work.discard([each for each in found.values() if each.delayed is not None])
+    moved = work.discard([each for each in messages.values() if each.delayed is not None])
     if moved:  # they became due meanwhile
         again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
-        found = {**found, **again}
-    positions = sorted({each.position for each in found.values() if each.position is not None})
+        messages = {**messages, **again}
+    positions = sorted({each.position for each in messages.values() if each.position is not None})
     if positions and node is None:  # no leader has seen the queue yet
         if broker.positions is not TIME_POSITIONS:
             raise NotFoundError(what="queue", name=queue)
         queue_admin.create(client, fleet.layout, queue)
     outcomes = work.cancel(positions, clock() + timeout_seconds) if positions else {}
-    return [result_of(name, found.get(name), outcomes, gone) for name in wanted]
+    return [result_of(name, messages.get(name), outcomes, gone) for name in ids]
 
 
 def _cancelled_before(fleet: Fleet, queue: str, ids: Set[str]) -> Set[str]:
     """Return which of these ids are of delayed messages that an operator has cancelled."""
     # The broker has forgotten them. Without the right to read the log, none is found.
-    found: set[str] = set()
+    cancelled: set[str] = set()
     if fleet.client is not None and ids:
         with suppress(NodeRefusedError):
             for entry in read_entries(
@@ -154,12 +154,12 @@ def _cancelled_before(fleet: Fleet, queue: str, ids: Set[str]) -> Set[str]:
                 selects=lambda entry: (entry.command, entry.target) == (CANCEL, queue),
             ):
                 texts = (entry.before or {}).values()
-                found.update(*(text.split() for text in texts if isinstance(text, str)))
-    return ids & found
+                cancelled.update(*(text.split() for text in texts if isinstance(text, str)))
+    return ids & cancelled
 
 
-def _absent(name: str, gone: Set[str]) -> Cancellation:
-    if name in gone:
+def _absent(name: str, cancelled: Set[str]) -> Cancellation:
+    if name in cancelled:
         return Cancellation(name, name, None, CancelOutcome.ALREADY.value)
     return Cancellation(name, None, None, NOT_FOUND)
 
@@ -173,15 +173,15 @@ def result_of(name: str, found: Found | None, outcomes: Outcomes, gone: Set[str]
 
 
 def _planned(
-    broker: Broker, node: QueueNode, name: str, found: Found | None, gone: Set[str]
+    broker: Broker, node: QueueNode, name: str, message: Found | None, gone: Set[str]
 ) -> Cancellation:
-    if found is None:
+    if message is None:
         return _absent(name, gone)
-    if found.position is None:
-        return Cancellation(name, found.id, None, DELAYED)
-    outcome = _outcome(broker, node, found.position)
+    if message.position is None:
+        return Cancellation(name, message.id, None, DELAYED)
+    outcome = _outcome(broker, node, message.position)
     shown = WAITING if outcome is CancelOutcome.CANCELLED else outcome.value
-    return Cancellation(name, found.id, found.position, shown)
+    return Cancellation(name, message.id, message.position, shown)
 
 
 def check_outcomes(queue: str, results: Sequence[Cancellation]) -> None:
@@ -259,18 +259,18 @@ class _Work:
                 answers, fault = self._ask(owner, positions, deadline)
                 why = fault or why
             if answers is not None:
-                return {each: _told(answers.get(each), why, dead) for each in positions}
+                return {each: _with_reason(answers.get(each), why, dead) for each in positions}
             if clock() > deadline:
-                return self._untold(positions, why)
+                return self._unanswered(positions, why)
             self.client.handler.sleep_func(_PAUSE_SECONDS)
 
-    def _untold(self, positions: Sequence[int], why: str) -> Outcomes:
+    def _unanswered(self, positions: Sequence[int], why: str) -> Outcomes:
         """Return what the node shows of messages after the owner has not answered in time."""
         node = self._node()
-        found = {each: _outcome(self.fleet.broker, node, each) for each in positions}
+        outcomes = {each: _outcome(self.fleet.broker, node, each) for each in positions}
         waiting = CancelOutcome.CANCELLED
         return {
-            each: (UNKNOWN, why) if found[each] is waiting else _told(found[each], why)
+            each: (UNKNOWN, why) if outcomes[each] is waiting else _with_reason(outcomes[each], why)
             for each in positions
         }
 
@@ -288,7 +288,7 @@ class _Work:
 
     def _record(self, positions: Sequence[int]) -> tuple[dict[int, CancelOutcome], str]:
         """Cancel messages in the node; return the outcomes, and the owner if it died."""
-        found: dict[int, CancelOutcome] = {}
+        outcomes: dict[int, CancelOutcome] = {}
         dead = ""
 
         def change(node: QueueNode) -> QueueNode:
@@ -298,8 +298,8 @@ class _Work:
                 raise _OwnedByAnother
             nonlocal dead
             dead = node.owner
-            found.update({each: _outcome(self.fleet.broker, node, each) for each in positions})
-            new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
+            outcomes.update({each: _outcome(self.fleet.broker, node, each) for each in positions})
+            new = [each for each in positions if outcomes[each] is CancelOutcome.CANCELLED]
             if not new:
                 return node
             progress = (node.out_of_order or OutOfOrderProgress()).with_cancelled(new)
@@ -312,7 +312,7 @@ class _Work:
         ) as entry:
 
             def record(before: QueueNode, after: QueueNode) -> CreateOp:
-                new = [each for each in positions if found[each] is CancelOutcome.CANCELLED]
+                new = [each for each in positions if outcomes[each] is CancelOutcome.CANCELLED]
                 return entry({"messages": join_some(list(map(str, new)))}, {"cancelled": len(new)})
 
             queue_admin.change_node(
@@ -323,7 +323,7 @@ class _Work:
                 sought=0,
                 record=record if self.logged else None,
             )
-        return found, dead
+        return outcomes, dead
 
     def _lives(self, owner: str) -> bool:
         return isinstance(read(self.client, self.fleet.layout.worker(owner)), NodeRead)
@@ -364,7 +364,7 @@ class _Work:
         return answers, ""
 
 
-def _told(outcome: CancelOutcome | None, why: str, dead: str = "") -> tuple[str, str]:
+def _with_reason(outcome: CancelOutcome | None, why: str, dead: str = "") -> tuple[str, str]:
     """Return outcome and reason of one message; a silent earlier owner may have cancelled it."""
     if outcome is None or (why and outcome is CancelOutcome.DONE):
         return UNKNOWN, why

@@ -75,11 +75,11 @@ def changes(before: Look, after: Look) -> Iterator[Difference]:
             yield _command(entry)
     ends = [end for at, end in after.ends if (at, end) not in before.ends]
     yield from ends
-    told = {end.subject for end in ends}
+    ended = {end.subject for end in ends}
     yield from (
         each
         for each in _came_and_went("worker", before.workers, after.workers)
-        if each.after != "gone" or each.subject not in told
+        if each.after != "gone" or each.subject not in ended
     )
     old = {status.queue: (status, verdict) for status, verdict in before.judged}
     yield from _came_and_went("queue", old, [status.queue for status, _ in after.judged])

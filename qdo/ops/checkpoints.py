@@ -119,16 +119,16 @@ def read_file(
             source=source,
             app=head.app,
         )
-    found: dict[str, Checkpoint] = {}
+    checkpoints: dict[str, Checkpoint] = {}
     for where, value in parsed:
         each = _checkpoint(value, where)
-        if each.queue in found:
+        if each.queue in checkpoints:
             raise CheckpointFileError(where=where, reason=f"queue {each.queue!r} occurs twice")
-        found[each.queue] = each
-    if len(found) != head.queues:
-        reason = f"the first line announces {head.queues} queues, got {len(found)}"
+        checkpoints[each.queue] = each
+    if len(checkpoints) != head.queues:
+        reason = f"the first line announces {head.queues} queues, got {len(checkpoints)}"
         raise CheckpointFileError(where=source, reason=reason)
-    return head, list(found.values())
+    return head, list(checkpoints.values())
 
 
 def _values(lines: Iterable[bytes], source: str) -> Iterator[tuple[str, Any]]:
@@ -308,7 +308,7 @@ def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
     """
     listed = names_below(client, layout.queues)
     names = [name for name in listed if fnmatchcase(name, glob)]
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     faults: dict[str, str] = {}
     for start in range(0, len(names), READ_AT_ONCE):
         nodes = read_queues(client, layout, names[start : start + READ_AT_ONCE])
@@ -317,5 +317,5 @@ def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
                 faults[name] = node.fault
             elif not is_deleted(node):
                 failing = len(node.failures)
-                found.append(Checkpoint(name, node.last, node.position, node.seek, failing))
-    return Export(found, faults)
+                checkpoints.append(Checkpoint(name, node.last, node.position, node.seek, failing))
+    return Export(checkpoints, faults)

@@ -174,8 +174,8 @@ def _failed(broker: Broker, pool: str | None) -> list[Letter]:
     """Return the failed requests of a pool, or of all, as dead letters."""
     if not broker.capabilities.requests:
         return []
-    found = broker.requests.records(pool, (OVER,), sys.maxsize, outcome=FAILED)
-    return [Letter(each.id, _of_request(each).entry(), each) for each in found]
+    requests = broker.requests.records(pool, (OVER,), sys.maxsize, outcome=FAILED)
+    return [Letter(each.id, _of_request(each).entry(), each) for each in requests]
 
 
 def _of_request(request: RequestRecord) -> DeadLetterRecord:
@@ -229,10 +229,10 @@ def error_kind_of(error: str) -> str:
     return text if len(text) <= KIND_CHARACTERS else f"{text[:KIND_CHARACTERS]}..."
 
 
-def grouped(found: Sequence[Letter]) -> list[ErrorGroup]:
+def grouped(letters: Sequence[Letter]) -> list[ErrorGroup]:
     """Return the kinds of errors of dead letters, the most frequent first."""
     kinds: dict[tuple[str, str], list[DeadLetterEntry]] = {}
-    for each in found:
+    for each in letters:
         kinds.setdefault((each.kind, error_kind_of(each.entry.error)), []).append(each.entry)
     groups = [
         ErrorGroup(

@@ -153,20 +153,20 @@ def clock(case: Case) -> Diagnosis:
     # that is behind others is certain, by how much is not.
     client = case.connected()
     now = time.time()
-    found = [each for each in case.processes() if each.reported and each.fault is None]
-    if not found:
+    processes = [each for each in case.processes() if each.reported and each.fault is None]
+    if not processes:
         return unknown("no process has reported, so the clocks cannot be compared")
-    paths = [f"{case.layout.components}/{each.kind}/{each.name}" for each in found[:100]]
+    paths = [f"{case.layout.components}/{each.kind}/{each.name}" for each in processes[:100]]
     ahead = []
-    for each, path in zip(found, paths, strict=False):
+    for each, path in zip(processes, paths, strict=False):
         stat = client.exists(path)
         behind = 0.0 if stat is None else (each.started or 0.0) - stat.ctime / 1000
         if behind > SKEW_SECONDS:
             ahead.append(f"{each.host} (by {behind:.0f} s or more)")
-    newest = max(each.reported or 0.0 for each in found)
+    newest = max(each.reported or 0.0 for each in processes)
     if not ahead and case.coordinator_url.startswith("sqlite:"):
         # The processes of a file date their reports themselves.
-        late = {str(each.host) for each in found if (each.reported or 0.0) > now + SKEW_SECONDS}
+        late = {str(each.host) for each in processes if (each.reported or 0.0) > now + SKEW_SECONDS}
         ahead = sorted(late)
     remedy = "synchronize the clocks of all machines, for instance with chrony"
     if ahead:
@@ -204,8 +204,8 @@ def rights(case: Case) -> Diagnosis:
 
 def versions(case: Case) -> Diagnosis:
     """Compare the versions of the processes with each other and with the app's format level."""
-    found = read_nodes(case.connected(), [case.layout.root])
-    app = AppLevel.parse(found[0].data) if found else AppLevel()
+    nodes = read_nodes(case.connected(), [case.layout.root])
+    app = AppLevel.parse(nodes[0].data) if nodes else AppLevel()
     needed = max(app.format_level, app.next_level)
     if needed > FORMAT_LEVEL:
         return failed(
@@ -220,8 +220,8 @@ def versions(case: Case) -> Diagnosis:
 
 def leader(case: Case) -> Diagnosis:
     """Look for the leader, which assigns queues."""
-    found = read_nodes(case.connected(), [case.layout.rebalancer])
-    name, process = parse_leader(found[0].data) if found else ("", "")
+    nodes = read_nodes(case.connected(), [case.layout.rebalancer])
+    name, process = parse_leader(nodes[0].data) if nodes else ("", "")
     workers = [each.worker for each in case.workers()]
     if not workers:
         return failed("no worker is registered", "start one with `qdo-worker`")
@@ -236,20 +236,20 @@ def leader(case: Case) -> Diagnosis:
 
 def chores(case: Case) -> Diagnosis:
     """Look at the last chores of the leader: when it did them, and which failed."""
-    found, fault = read_records(case.connected(), case.layout)
+    records, fault = read_records(case.connected(), case.layout)
     if fault is not None:
         path = case.layout.fleet.chores
         return unknown(f"{path} cannot be read: {fault}", "wait: the leader writes it again")
-    broken = [f"{each.chore} ({each.fault})" for each in found if each.fault is not None]
+    broken = [f"{each.chore} ({each.fault})" for each in records if each.fault is not None]
     if broken:
         return warning(f"chores of the leader fail: {join_some(broken)}", "see the leader's log")
-    last = max((each.at or 0.0 for each in found), default=0.0)
+    last = max((each.at or 0.0 for each in records), default=0.0)
     if not last:
         return ok("no leader has done chores yet, the first come after a minute")
-    names = {each.leader for each in found if each.leader is not None}
-    deleted = sum(each.deleted or 0 for each in found)
+    names = {each.leader for each in records if each.leader is not None}
+    deleted = sum(each.deleted or 0 for each in records)
     age = max(0.0, time.time() - last)
-    text = f"{join_some(sorted(names)) or 'a leader'} did {pluralize(len(found), 'chore')}"
+    text = f"{join_some(sorted(names)) or 'a leader'} did {pluralize(len(records), 'chore')}"
     text += f" {short_duration(age)} ago, and deleted {pluralize(deleted, 'node')}"
     if age > CHORES_SECONDS:
         return warning(text, "see the log of the leader; without workers nothing is cleaned up")
@@ -273,10 +273,12 @@ def configuration(case: Case) -> Diagnosis:
         return ok("this broker has no settings for its queues")
     known = case.policy_of
     names = [] if known is None else broker.catalog.names()[:MOST_QUEUES]
-    found = broker.catalog.config_warnings({} if known is None else {n: known(n) for n in names})
-    found = [*found, *broker.catalog.connection_warnings(case.concurrency())]
-    if found:
-        return warning(join_some(found, 1), "correct the named settings; workers log each warning")
+    warnings = broker.catalog.config_warnings({} if known is None else {n: known(n) for n in names})
+    warnings = [*warnings, *broker.catalog.connection_warnings(case.concurrency())]
+    if warnings:
+        return warning(
+            join_some(warnings, 1), "correct the named settings; workers log each warning"
+        )
     if known is None:
         return JOBS_UNKNOWN
     return ok(f"the settings of {pluralize(len(names), 'queue')} fit the failure policies")
@@ -429,20 +431,20 @@ def _counts(counts: Counter[str]) -> str:
 
 def workers(case: Case) -> Diagnosis:
     """Look for workers that do not report, or get no queues."""
-    found = case.workers()
-    if not found:
+    statuses = case.workers()
+    if not statuses:
         return failed("no worker is registered", "start one with `qdo-worker`")
-    faulty = [f"{each.worker} ({each.fault})" for each in found if each.fault is not None]
+    faulty = [f"{each.worker} ({each.fault})" for each in statuses if each.fault is not None]
     if faulty:
         return warning(f"workers get no queues: {join_some(faulty)}", "see `qdo workers`")
-    quiet = silent(found)
+    quiet = silent(statuses)
     if quiet:
         return warning(
-            f"{join_some(quiet)} of {pluralize(len(found), 'worker')} did not report for"
+            f"{join_some(quiet)} of {pluralize(len(statuses), 'worker')} did not report for"
             f" {SILENT_SECONDS:g} s",
             "see `qdo workers NAME`; a job may block the process, or the process is frozen",
         )
-    return ok(f"{pluralize(len(found), 'worker')} reported within {SILENT_SECONDS:g} s")
+    return ok(f"{pluralize(len(statuses), 'worker')} reported within {SILENT_SECONDS:g} s")
 
 
 def lost(case: Case) -> Diagnosis:
@@ -564,11 +566,11 @@ def notices(case: Case) -> list[dict[str, str | None]]:
 
 def within(seconds: float, ask: Callable[[], Diagnosis]) -> Diagnosis:
     """Return an answer; "unknown" if it takes longer. Its thread is then left to itself."""
-    found: list[Diagnosis] = []
-    thread = threading.Thread(target=lambda: found.append(ask()), daemon=True)
+    answers: list[Diagnosis] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else unknown(f"no answer within {seconds:.1f} s")
+    return answers[0] if answers else unknown(f"no answer within {seconds:.1f} s")
 
 
 def _answer(check: Check, case: Case) -> Diagnosis:

@@ -232,7 +232,7 @@ def _dead_letter_notice(
 
 def _long_runs(judged: Judged) -> list[dict[str, Any]]:
     """Return the messages that run for long in queues that need no attention yet, as items."""
-    found = [
+    items = [
         {
             "queue": each.queue,
             "worker": each.owner,
@@ -245,7 +245,7 @@ def _long_runs(judged: Judged) -> list[dict[str, Any]]:
         and (each.running.seconds >= LONG_SECONDS or each.running.usual_seconds is not None)
         and not verdict.state.needs_attention
     ]
-    return nlargest(MOST_RUNS, found, key=lambda each: each["seconds"])
+    return nlargest(MOST_RUNS, items, key=lambda each: each["seconds"])
 
 
 def silent(workers: Sequence[WorkerStatus]) -> list[str]:

@@ -28,8 +28,8 @@ class LockRow:
 def locks(client: Client, layout: Layout) -> list[LockRow]:
     """Return the contenders of every lock, in their order."""
     names = names_below(client, layout.fleet.locks)
-    below = read_children(client, [layout.fleet.lock(name) for name in names])
-    return [row for path in below for row in _of_lock(client, path, below[path])]
+    contenders = read_children(client, [layout.fleet.lock(name) for name in names])
+    return [row for path in contenders for row in _of_lock(client, path, contenders[path])]
 
 
 def _of_lock(client: Client, path: str, names: list[str]) -> list[LockRow]:

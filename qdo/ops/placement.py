@@ -128,10 +128,10 @@ def _check_worker(client: Client, layout: Layout, queue: str, worker: str) -> No
     node = read(client, layout.worker(worker))
     if not isinstance(node, NodeRead) or not node.ephemeral_owner:
         raise NotFoundError(what="worker", name=worker)
-    found = WorkerNode.parse(node.data)
-    if found.draining:
+    value = WorkerNode.parse(node.data)
+    if value.draining:
         raise MoveRefusedError(queue=queue, worker=worker, reason="the worker is draining")
-    if not found.filter.takes(queue):
+    if not value.filter.takes(queue):
         reason = "the worker does not take it: no job, --queues or --exclude"
         raise MoveRefusedError(queue=queue, worker=worker, reason=reason)
 
@@ -207,40 +207,40 @@ class Reassignment:
     why: str
 
 
-def planned_changes(found: PlanInput) -> list[Reassignment]:
+def planned_changes(facts: PlanInput) -> list[Reassignment]:
     """Return the queues that a plan made now would assign differently, by name. Reads nothing."""
-    able = {name: node.filter for name, node in found.workers.items() if name not in found.unable}
+    able = {name: node.filter for name, node in facts.workers.items() if name not in facts.unable}
     if not able:
         return []  # the leader leaves everything as it is
-    wanted, _ = plan_filtered(found.queues, able, found.current, found.moves)
+    planned, _ = plan_filtered(facts.queues, able, facts.current, facts.moves)
     # As in the plan, a queue of several workers counts for the first of them by name.
     before = {
-        queue: name for name in sorted(found.current, reverse=True) for queue in found.current[name]
+        queue: name for name in sorted(facts.current, reverse=True) for queue in facts.current[name]
     }
-    after = {queue: name for name, share in wanted.items() for queue in share}
+    after = {queue: name for name, share in planned.items() for queue in share}
     return [
         Reassignment(
             queue,
-            before.get(queue) or found.left.get(queue),
+            before.get(queue) or facts.left.get(queue),
             after.get(queue),
-            _why(found, queue, before.get(queue), after.get(queue)),
+            _why(facts, queue, before.get(queue), after.get(queue)),
         )
-        for queue in sorted(found.queues)
+        for queue in sorted(facts.queues)
         if before.get(queue) != after.get(queue)
     ]
 
 
-def _why(found: PlanInput, queue: str, before: str | None, after: str | None) -> str:
+def _why(facts: PlanInput, queue: str, before: str | None, after: str | None) -> str:
     if after is None:
         return "no worker takes it: no job, --queues or --exclude"
     if before is None:
-        gone = found.left.get(queue)
+        gone = facts.left.get(queue)
         return f"{gone} is gone" if gone is not None else "it is new"
-    if before in found.unable:
-        return f"{before} gets no queues: {found.unable[before]}"
-    if not found.workers[before].filter.takes(queue):
+    if before in facts.unable:
+        return f"{before} gets no queues: {facts.unable[before]}"
+    if not facts.workers[before].filter.takes(queue):
         return f"{before} does not take it: its jobs, --queues or --exclude have changed"
-    if found.moves.get(queue) == after:
+    if facts.moves.get(queue) == after:
         return "an operator moved it"
-    loads = [len(found.current.get(name, ())) for name in (before, after)]
+    loads = [len(facts.current.get(name, ())) for name in (before, after)]
     return f"balance: {before} has {pluralize(loads[0], 'queue')}, {after} has {loads[1]}"

@@ -153,10 +153,10 @@ def retry(store: RequestStore, id: str) -> None:
 
 
 def check_dead_letters(case: Case) -> Diagnosis:
-    found = counts(case.opened())
-    total = sum(found.values())
+    numbers = counts(case.opened())
+    total = sum(numbers.values())
     if total:
-        worst = max(found, key=lambda name: found[name])
+        worst = max(numbers, key=lambda name: numbers[name])
         text = f"{pluralize(total, 'dead letter')}, most of them of {worst}"
         return warning(text, "see `qdo dead-letters --by error`")
     return ok("no message or request is a dead letter")

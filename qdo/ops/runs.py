@@ -41,22 +41,22 @@ def ask_owner(
 
 
 def read_runs(asked: Sequence[Asked]) -> RunsRead:
-    found = RunsRead()
+    answers = RunsRead()
     for each in asked:
         if each.outcome != DONE:
-            found.silent.append(each.worker)
+            answers.silent.append(each.worker)
             continue
         answer = _answer(each.output)
         if "blocked" in answer:
-            found.blocked[each.worker] = str(answer["blocked"])
-        given = answer.get("runs")
-        runs = given if isinstance(given, list) else []
+            answers.blocked[each.worker] = str(answer["blocked"])
+        listed = answer.get("runs")
+        runs = listed if isinstance(listed, list) else []
         items = [_item(each.worker, run) for run in runs if _is_run(run)]
         total = answer.get("total")
-        found.items += items
-        found.total += max(len(items), total if type(total) is int else 0)
-    found.items.sort(key=lambda item: -item["seconds"])
-    return found
+        answers.items += items
+        answers.total += max(len(items), total if type(total) is int else 0)
+    answers.items.sort(key=lambda item: -item["seconds"])
+    return answers
 
 
 def blocked_texts(found: RunsRead) -> list[str]:

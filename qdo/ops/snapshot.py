@@ -145,14 +145,14 @@ class LongRun:
 
 def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
     """Return the longest run of each queue. Negative durations are left out."""
-    found: dict[str, LongRun] = {}
+    longest: dict[str, LongRun] = {}
     runs = (run for report in reports for run in report.long_runs)
     for queue, id, attempt, seconds, usual in runs:
         if seconds < 0 or (usual or 0.0) < 0:
             continue
-        if queue not in found or found[queue].seconds < seconds:
-            found[queue] = LongRun(id, attempt, seconds, usual)
-    return found
+        if queue not in longest or longest[queue].seconds < seconds:
+            longest[queue] = LongRun(id, attempt, seconds, usual)
+    return longest
 
 
 class Snapshot:

@@ -55,6 +55,6 @@ def hidden_parents(broker: Broker | None, names: Iterable[str]) -> dict[str, Seq
     """Return the parents of those queues that are hidden shards."""
     if broker is None or not broker.capabilities.streams:
         return {}
-    wanted = set(names)
-    shards = broker.streams.resharded() if wanted else []
-    return {each.queue: each.parents for each in shards if each.hidden and each.queue in wanted}
+    queues = set(names)
+    shards = broker.streams.resharded() if queues else []
+    return {each.queue: each.parents for each in shards if each.hidden and each.queue in queues}

@@ -69,30 +69,30 @@ def failed_elsewhere(client: Client, layout: Layout, now: float) -> list[ErrorGr
     """Return the failures that are no dead letters: of timers, and of messages in outboxes."""
     timers = timer_items(read_timers(client, layout), now)
     bad = [each["state"] for each in timers if not each["is_well"]]
-    found = [ErrorGroup("timer", error, bad.count(error), bad.count(error)) for error in {*bad}]
+    groups = [ErrorGroup("timer", error, bad.count(error), bad.count(error)) for error in {*bad}]
     tables = refused_rows(worker_statuses(client, layout))
     if tables:
         error = "refused by the broker; `qdo admin outbox list` has the reasons"
-        found.append(ErrorGroup("outbox", error, sum(tables.values()), len(tables)))
-    return sorted(found, key=lambda group: (-group.count, group.error))
+        groups.append(ErrorGroup("outbox", error, sum(tables.values()), len(tables)))
+    return sorted(groups, key=lambda group: (-group.count, group.error))
 
 
 def refused_rows(workers: Sequence[WorkerStatus]) -> dict[str, int]:
     """Return the number of messages that the broker refused, by table of an outbox."""
-    found = [each.report.refused_rows or {} for each in workers]
-    return {table: count for each in found for table, count in each.items() if count > 0}
+    tables = [each.report.refused_rows or {} for each in workers]
+    return {table: count for each in tables for table, count in each.items() if count > 0}
 
 
 def check_timers(case: Case) -> Diagnosis:
     """Look for timers that are overdue or refused, or whose nodes are damaged."""
-    found = timer_items(read_timers(case.connected(), case.layout), time.time(), case.timers)
-    bad = [f"{each['timer']} ({each['state']})" for each in found if not each["is_well"]]
+    items = timer_items(read_timers(case.connected(), case.layout), time.time(), case.timers)
+    bad = [f"{each['timer']} ({each['state']})" for each in items if not each["is_well"]]
     if bad:
         text = f"{pluralize(len(bad), 'timer')} cannot send: {join_some(bad)}"
         return warning(
             text, "correct what the reason says; overdue: start a worker, or see the leader's log"
         )
-    return ok(f"{pluralize(len(found), 'timer')}; none is overdue")
+    return ok(f"{pluralize(len(items), 'timer')}; none is overdue")
 
 
 def check_outboxes(case: Case) -> Diagnosis:

@@ -187,8 +187,8 @@ def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdic
     :param samples: at least one, the oldest first.
     """
     case = QueueCase(samples, rules)
-    found = next((each for rule in _RULES if (each := rule(case)) is not None), None)
-    return _with_expiry(case, _with_long_run(case, found or Verdict(QueueHealth.OK)))
+    verdict = next((each for rule in _RULES if (each := rule(case)) is not None), None)
+    return _with_expiry(case, _with_long_run(case, verdict or Verdict(QueueHealth.OK)))
 
 
 def judge_all(

@@ -97,8 +97,8 @@ def deaths(
     """Return the deaths `since` a Unix time, oldest first, with the worker that reports each."""
     # Only the parent process knows of them: the nodes of the dead are gone, and their queues are
     # free at once.
-    found = [(each, ProcessDeath(*death)) for each in workers for death in each.report.deaths]
-    return sorted((pair for pair in found if pair[1].at >= since), key=lambda pair: pair[1].at)
+    pairs = [(each, ProcessDeath(*death)) for each in workers for death in each.report.deaths]
+    return sorted((pair for pair in pairs if pair[1].at >= since), key=lambda pair: pair[1].at)
 
 
 def component_nodes(client: Client, layout: Layout) -> list[NodeValue]:
