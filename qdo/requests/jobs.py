@@ -91,6 +91,7 @@ class Request(Message):
                 reason=f"progress must be a number from 0 to 1 or text, got {progress!r:.60}"
             )
         if clock() - self._noted_at >= NOTE_SECONDS:
+            # Set even if it fails: a broker that is away does not delay each call of the job.
             self._noted_at = clock()
             try:
                 self._app.broker.requests.note(self._take, RUNNING, note)
@@ -107,9 +108,10 @@ class Request(Message):
         store = self._app.broker.requests
         self._tell("paused", PAUSED, note[:MOST_NOTE])
         while True:
-            found = until_answered(lambda: store.find(self.id, whole=False), self._name)
-            mark = (None if found is None else decoded_headers(found.mark)) or {}
-            if found is None or found.state == OVER or found.take != self._take or "cancel" in mark:
+            row = until_answered(lambda: store.find(self.id, whole=False), self._name)
+            mark = (None if row is None else decoded_headers(row.mark)) or {}
+            # With another take, this one is over, and the request may run elsewhere.
+            if row is None or row.state == OVER or row.take != self._take or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
                     id=self.id, pool=self.pool, outcome="cancelled", reason=reason
@@ -117,7 +119,7 @@ class Request(Message):
             if "resume" in mark:
                 self._note(RUNNING, None)
                 return mark["resume"]
-            if found.state == RUNNING:  # an earlier note came late: its answer was lost
+            if row.state == RUNNING:  # an earlier note came late: its answer was lost
                 self._note(PAUSED, note[:MOST_NOTE])
             # A lapse of the lease ends nothing: a request that was lost has a new take.
             if SIGN.draining() or (self.stopping and SIGN.leased()):
@@ -185,13 +187,11 @@ class Request(Message):
 
 
 def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], Any]:
-    """Return the call of a pool's job, which returns `ENDED` if the job was not left out.
-
-    The message carries the report past middleware, whose return values are dropped. A list, because
-    middleware may pass on a copy of the message.
-    """
+    """Return the call of a pool's job, which returns `ENDED` if the job was not left out."""
 
     def run(message: Message, context: Any) -> Any:
+        # The message carries the report past middleware, whose return values are dropped. A list,
+        # because middleware may pass on a copy of the message.
         message._ends = ends = list[bool]()
         call(message, context)
         return ENDED if ends else None

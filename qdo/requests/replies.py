@@ -67,18 +67,20 @@ def reply_messages(
     :param outcome: of the request; or "started" or "paused", which it wants only with `events`.
     :param result: what the job returned; bytes are left out, see `Handle.result`.
     """
-    wanted = decoded_headers(reply) or {}
+    terms = decoded_headers(reply) or {}
     is_event = outcome in ("started", "paused")
-    if not wanted.get("then") or (is_event and not wanted.get("events")):
+    if not terms.get("then") or (is_event and not terms.get("events")):
         return []
-    value, tag = None if isinstance(result, bytes) else result, wanted.get("tag") or {}
+    value = None if isinstance(result, bytes) else result
+    tag = terms.get("tag") or {}
     if not isinstance(tag, dict):
         raise UsageError(
             reason=f"the tag of request {take.id!r} must be a JSON object, got {tag!r:.80}"
         )
-    told = {"request": take.id, "take": take.number, "pool": pool}
-    body = {**tag, **told, "outcome": outcome, "result": value, "error": storable_text(error)}
-    return sender.ready([build_outgoing(NewMessage(wanted["then"], body, wanted.get("key")))])
+    origin = {"request": take.id, "take": take.number, "pool": pool}
+    # The tag first: it must not hide what qdo tells.
+    body = {**tag, **origin, "outcome": outcome, "result": value, "error": storable_text(error)}
+    return sender.ready([build_outgoing(NewMessage(terms["then"], body, terms.get("key")))])
 
 
 def until_answered(call: Callable[[], _T], what: str) -> _T:
@@ -94,7 +96,8 @@ def until_answered(call: Callable[[], _T], what: str) -> _T:
             if failure_kind(error) is FailureKind.REFUSED:
                 raise
             failures += 1
-            pause = REPEAT.delay(failures, random.random())  # spreads pauses
+            # Random: many workers wait for the same broker.
+            pause = REPEAT.delay(failures, random.random())
             text = "cannot store the state of %s, retrying in %.2f s: %s"
             _log.warning(text, what, pause, describe(error))
         time.sleep(pause)
@@ -147,9 +150,10 @@ def end_request(
             raise
         why = describe(refusal)
         _log.error("request %s of pool %s ends without its message: %s", take.id, pool, why)
-        said = error or ""
-        if why not in said:
-            said = f"{said}{said and '; '}its message is refused: {why}"
-        kept = "failed" if outcome == "done" else outcome
+        text = error or ""
+        if why not in text:
+            text = f"{text}{text and '; '}its message is refused: {why}"
+        # The queue that asked never learns of the success: an operator must see that.
+        ending = "failed" if outcome == "done" else outcome
         # A reply of None asks for no message, so only the broker itself can refuse this end.
-        return run(lambda: store_end(sender, take, pool, None, kept, error=said, failed=failed))
+        return run(lambda: store_end(sender, take, pool, None, ending, error=text, failed=failed))

@@ -67,11 +67,13 @@ class Batches:
         if claim.out_of_order is not None and claim.positions.stable:
             return TurnResult.MORE  # a message was cancelled during the fetch: lanes run the rest
         now = self._engine.clock()
+        # The claim or the lease may have ended during the fetch.
         if not claim.open or now >= claim.lease.until:
             return TurnResult.MORE
         if not rows:
             return TurnResult.TIP
         if not single and len(rows) < job.batch and _is_worth_waiting(turn):
+            # Set once: messages that arrive meanwhile do not prolong the wait.
             slot.gathering_until = slot.gathering_until or now + job.batch_wait_seconds
             if now < slot.gathering_until:
                 slot.not_before = slot.gathering_until
@@ -88,27 +90,30 @@ class Batches:
                 return self._run_single(turn, rows[0])
             return self._run(turn, rows[: job.batch])
         finally:
+            # After the lease, the message may have been in flight when the session ended.
             in_doubt = self._engine.clock() >= claim.lease.until
             self._in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
 
-    def _gather(self, turn: Turn, wanted: int) -> list[Row]:
-        """Return at least `wanted` rows; fewer only if the queue has no more."""
+    def _gather(self, turn: Turn, count: int) -> list[Row]:
+        """Return at least `count` rows; fewer only if the queue has no more, or its claim ends."""
         slot = turn.slot
         claim = turn.claim
         rows = slot.gathered
         if rows is None:
             rows = slot.gathered = []
+        # Rows of an earlier turn may have been taken back while they waited for a full batch.
         self._drop_expired(slot, rows)
-        while len(rows) < wanted:
-            slot.limit = min(max(slot.limit, 2 * wanted), self._fetcher.most)
+        while len(rows) < count:
+            slot.limit = min(max(slot.limit, 2 * count), self._fetcher.most)
             batch = self._fetcher.read(slot, claim)
             if batch is None:
                 break
-            count = length_hint(batch)
+            # Counted before: `extend` exhausts the iterator.
+            fetched = length_hint(batch)
             rows.extend(batch)
             if not claim.positions.stable:
                 _update_failure_position(claim, rows)
-            if not count:
+            if not fetched:
                 break
         return rows
 
@@ -126,6 +131,7 @@ class Batches:
         failure = claim.failure
         attempt = 1
         if failure is not None and failure.position == row[0]:
+            # Any message of the batch may have ended the process: each runs alone.
             if failure.crashed and slot.singles < turn.job.batch:
                 slot.singles = turn.job.batch
             result = self._resumer.resume(turn, row, failure)
@@ -176,7 +182,7 @@ class Batches:
             return self._failed_whole(turn, rows, batch, error)
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             return self._failed_whole(turn, rows, batch, error)
-        del message
+        del message  # `running_in` looks for it in this frame: no job runs from here on
         slot.durations.learn(1, self._engine.clock() - began, batch=len(batch))
         self._done(turn, batch)
         return TurnResult.MORE
@@ -219,6 +225,7 @@ class Batches:
 
     def _done(self, turn: Turn, batch: list[Message]) -> None:
         self._counters.attempts += len(batch)
+        # Empty if the first message has failed: nothing has succeeded then.
         if batch:
             turn.note_successes(len(batch))
             turn.claim.done = batch[-1].position

@@ -68,10 +68,11 @@ class Breaker:
 
     def admit(self) -> float:
         """Let one attempt begin and return 0, or return how long it must wait."""
-        left = self.left_seconds()
-        if self.paused and not left:
+        seconds = self.left_seconds()
+        # Planned before the attempt ends: only one is tried after each pause.
+        if self.paused and not seconds:
             self._plan(self._clock())
-        return left
+        return seconds
 
     def failed(self, line: tuple[str, object], error: BaseException) -> bool:
         """Count a failed attempt; return whether it is excused, because the job is paused.
@@ -98,6 +99,7 @@ class Breaker:
             self._failures = 0
             self._lines.clear()
         self._failures += 1
+        # More than `LINES` would only take memory.
         if len(self._lines) < LINES:
             self._lines.add(line)
         if self._failures >= FAILURES and len(self._lines) >= LINES:

@@ -53,20 +53,22 @@ class Cancellations:
         outcomes = self._decide(slot, claim, list(positions))
         # Record messages that were cancelled before, too: their record may be outstanding.
         recorded = member.record(claim, RECORD_SECONDS)
+        # Recording waited for the coordinator: the claim may have ended meanwhile.
         if not recorded or slot.claim is not claim or claim.over:
             raise CannotCancelError("the worker could not record it")
         return outcomes
 
     def _decide(self, slot: Slot, claim: Claim, positions: list[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages in memory: no greenlet runs meanwhile."""
+        """Cancel messages in memory."""
+        # No greenlet runs meanwhile: no message can start.
         if claim.refresh is not None:
             claim.refresh()
-        known = 0 if claim.out_of_order is None else len(claim.out_of_order.cancelled)
-        if known + len(positions) > MAX_CANCELLED:
+        earlier = 0 if claim.out_of_order is None else len(claim.out_of_order.cancelled)
+        if earlier + len(positions) > MAX_CANCELLED:
             raise CannotCancelError(f"a queue may have at most {MAX_CANCELLED} cancelled messages")
         if isinstance(slot.lanes, Lanes) and slot.lanes.claim is claim:
             lanes = slot.lanes
-            outcomes = {each: lanes.progress.cancel(each) for each in positions}
+            outcomes = {position: lanes.progress.cancel(position) for position in positions}
             lanes.publish()
             lanes.notify()
             return outcomes
@@ -85,7 +87,9 @@ class Cancellations:
             if outcome is CancelOutcome.CANCELLED and position in taken:
                 outcome = CancelOutcome.STARTED
             outcomes[position] = outcome
-        cancelled = [each for each in outcomes if outcomes[each] is CancelOutcome.CANCELLED]
+        cancelled = [
+            position for position, outcome in outcomes.items() if outcome is CancelOutcome.CANCELLED
+        ]
         if cancelled:
             claim.out_of_order = progress.with_cancelled(cancelled)
             if slot.state is not SlotState.RUNNING:
@@ -93,19 +97,18 @@ class Cancellations:
         return outcomes
 
     def _taken(self, slot: Slot) -> range | set[int]:
-        """Let a turn take no further row; return the positions that it may have taken.
-
-        Its loop runs over an iterator of the fetched rows. Once that is exhausted, the loop ends
-        after the message in flight. The next turn takes the rows that are left, unless a message
-        was cancelled: then this turn drops them at its end.
-        """
+        """Let a turn take no further row; return the positions that it may have taken."""
         if slot.gathered is not None:
             return set(map(_POSITION, slot.gathered[: self._batch_of(slot)]))
+        # First: an interruption puts another iterator into the slot.
         self._engine.limits.streaks.interrupt()
-        left = list(slot.rows or ())
-        slot.rows = iter(left)
-        slot.withheld = len(left)
-        return range(left[0][0] if left else slot.fetched + 1)
+        # The loop of the turn runs over this iterator, which the list exhausts: it ends after the
+        # message in flight. The next turn takes these rows, unless one of them was cancelled: then
+        # this turn drops them at its end.
+        remaining = list(slot.rows or ())
+        slot.rows = iter(remaining)
+        slot.withheld = len(remaining)
+        return range(remaining[0][0] if remaining else slot.fetched + 1)
 
     def _batch_of(self, slot: Slot) -> int:
         try:

@@ -98,6 +98,7 @@ class Decoder:
         if isinstance(error, BodyDecodeError | KeyMissingError):
             return message, error
         failure: BodyDecodeError | KeyMissingError
+        # Without keys, an encrypted body was taken for JSON: it names the key that is missing.
         if self.opener is None and (id := key_id_of(row[1])) is not None:
             failure = KeyMissingError(queue=queue, key=id, place=NO_KEYS)
         else:

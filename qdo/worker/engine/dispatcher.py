@@ -73,6 +73,7 @@ class SlotAlarms:
 
     def wait(self, slot: Slot) -> None:
         """Set the alarm of a waiting slot once, however often it is woken before."""
+        # No entry leaves the heap before its time: an earlier one sets the later alarm itself.
         if slot.not_before < slot.alarm:
             slot.alarm = slot.not_before
             heapq.heappush(self._waiting, (slot.alarm, next(self._order), slot))
@@ -173,6 +174,7 @@ class Dispatcher:
         if slot is None:
             slot = self.slots[claim.queue] = Slot(claim.queue)
         if slot.state is SlotState.RUNNING:
+            # Two turns of one queue would run two of its messages at once.
             slot.next_claim = member, claim
         else:
             self._begin(slot, member, claim)
@@ -202,6 +204,7 @@ class Dispatcher:
         elif slot.claim is claim:
             if slot.state is SlotState.RUNNING:
                 SIGN.end_claim(claim.queue, claim.fence)
+                # The turn finds it gone after its message, and reports nothing.
                 slot.claim = None
                 if slot.lanes is not None:
                     slot.lanes.notify()
@@ -227,6 +230,7 @@ class Dispatcher:
             ):
                 self._make_ready(slot)
             elif slot.state is SlotState.RUNNING:
+                # Its last fetch may have been before the new message.
                 slot.woken = True
                 if slot.lanes is not None:
                     slot.lanes.wake()
@@ -255,9 +259,10 @@ class Dispatcher:
         return self.alarms.due()
 
     def _begin(self, slot: Slot, member: ClaimReports, claim: Claim) -> None:
+        # The claim first: `end` keeps lanes of the claim in force, and drops those of an older one.
         slot.member = member
         slot.claim = claim
-        self._turns.end(slot)  # drop anything of an older claim
+        self._turns.end(slot)
         slot.broker_failures = 0
         slot.waited = False
         slot.pending_dead_letter = slot.dead_letter_message = None
@@ -266,6 +271,7 @@ class Dispatcher:
         slot.singles = 0
         if claim.take_over():
             member.progress(claim)
+        # A slot that is ready is in the ring already: twice there, it would have two turns.
         if slot.state is not SlotState.READY:
             self._make_ready(slot)
 
@@ -276,14 +282,13 @@ class Dispatcher:
 
     def _add_runner(self) -> None:
         if self.runners - self._in_lanes < self.concurrency:
+            # Counted here: the greenlet starts only once this one waits, and others may be added.
             self.runners += 1
             self._loop.spawn(self._run)
 
     def lane_turns_changed(self, change: int) -> None:
-        """Count a turn that begins to wait for lanes (1), or that has ended (-1).
-
-        Such a turn may take long: another queue runs a turn in its place.
-        """
+        """Count a turn that begins to wait for lanes (1), or that has ended (-1)."""
+        # Such a turn may take long: another queue runs a turn in its place.
         self._in_lanes += change
         if self._ready:
             self._add_runner()
@@ -310,6 +315,7 @@ class Dispatcher:
     def _take(self) -> Slot | None:
         while self._ready:
             slot = self._ready.popleft()
+            # A claim may have ended while its slot was in the ring.
             if slot.state is SlotState.READY:
                 return slot
         return None
@@ -321,6 +327,7 @@ class Dispatcher:
             self._remove(slot)
             return
         slot.state = SlotState.RUNNING
+        # Before the turn fetches: a wake from here on may tell of a message that it does not see.
         slot.woken = False
         slot.greenlet = gevent.getcurrent()
         slot.started_at = self._loop.clock()
@@ -342,9 +349,11 @@ class Dispatcher:
             return
         released = slot.claim is claim and claim.over
         self._remove(slot)
+        # Only now, after the message in flight, may the queue get another owner.
         if released:
             member.finished(claim)
         if next_claim is not None:
+            # It may have ended, too, while it waited for this turn.
             if next_claim[1].over:
                 next_claim[1].take_over()
                 next_claim[0].finished(next_claim[1])
@@ -400,13 +409,13 @@ class Dispatcher:
 
     def in_flight(self) -> Sequence[Slot]:
         """Return the slots with a message in flight; a queue with lanes has one for each."""
-        found: list[Slot] = []
+        slots: list[Slot] = []
         for slot in self.running():
             if slot.lanes is not None:
-                found += slot.lanes.in_flight()
+                slots += slot.lanes.in_flight()
             elif slot.message is not None:
-                found.append(slot)
-        return found
+                slots.append(slot)
+        return slots
 
     def all_idle(self) -> bool:
         """Return whether every owned queue was found at its tip, or is blocked."""
@@ -429,7 +438,8 @@ class Dispatcher:
                 slot.member.progress(slot.claim)
 
     def abort(self) -> None:
-        """Raise JobAborted in every turn with a message in flight; does not wait for them."""
+        """Raise JobAborted in every turn with a message in flight; do not wait for them."""
+        # First: the end of a lane would let the next one start.
         for slot in self.running():
             if slot.lanes is not None:
                 slot.lanes.stop()

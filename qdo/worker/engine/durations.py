@@ -65,6 +65,7 @@ class Durations:
         costs no memory.
         """
         mark = _Mark(now, self._done, self._spent)
+        # Two marks: with one, the pace would be that of no time at all just after it was set.
         older, newer = self._marks or (mark, mark)
         if now - newer.at >= PACE_SECONDS:
             older = newer

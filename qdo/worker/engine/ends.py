@@ -107,5 +107,6 @@ class Ends(abc.ABC):
             message.id,
             decision.reason,
         )
+        # After the log: this line says why the drain begins.
         self._engine.on_stop(decision.reason)
         return TurnResult.HELD

@@ -75,6 +75,7 @@ class Fetcher:
         """Let a queue that has ended its turn give up its rows if others need memory."""
         if not slot.held_bytes:
             return
+        # While rows are left, the whole fetch stays counted.
         if not length_hint(slot.rows or ()):
             ahead = 0 if slot.ahead is None else slot.ahead.held_bytes
             self._hold(slot, _size(slot.gathered or ()) + ahead)
@@ -90,6 +91,7 @@ class Fetcher:
         if slot.ahead is None and not slot.gathered:
             if not self._make_room(claim):
                 return None
+            # Reserved before the fetch: other queues ask while the broker answers.
             self._hold(slot, self._largest)
             if self.held_bytes > HELD_BYTES // 2:
                 slot.limit = 1
@@ -102,11 +104,12 @@ class Fetcher:
         """Wait for memory; return whether messages may still be started then."""
         if not self._waiting and self._fits():
             return True
-        place = object()
-        self._waiting.append(place)
+        ticket = object()
+        self._waiting.append(ticket)
         try:
             while claim.open and self._clock() < claim.lease.until:
-                if self._waiting[0] is place:
+                if self._waiting[0] is ticket:
+                    # Those that have ended their turns first give up first.
                     while self._resting and not self._fits():
                         self.clear(next(iter(self._resting)))
                     if self._fits():
@@ -115,7 +118,8 @@ class Fetcher:
                 self._freed.wait(LOOK_SECONDS)
             return False
         finally:
-            self._waiting.remove(place)
+            # Also if the claim has ended: the next one in the line may fit.
+            self._waiting.remove(ticket)
             self._tell_next()
 
     def _hold(self, slot: Slot, size: int) -> None:
@@ -149,6 +153,7 @@ class Fetcher:
                 slot.reader = subscription.reader(claim.done)
         start = self._clock()
         ahead = slot.ahead
+        # Before the wait for it: `_arrived` must not count bodies that are counted below.
         slot.ahead = None
         batch: Sequence[Row] = () if ahead is None else ahead.get()
         if not batch:
@@ -163,6 +168,7 @@ class Fetcher:
         counted = slot.held_bytes > 0  # lanes count their rows themselves
         if counted:
             self._hold(slot, _about(batch) + _size(slot.gathered or ()))
+        # The claim may have ended during the fetch: nothing is read ahead for it.
         if batch and slow and slot.claim is claim and claim.open and self._fits():
             expected = self._largest if counted else 0
             self._hold(slot, slot.held_bytes + expected)

@@ -72,8 +72,8 @@ def check_jobs(
             unfit.setdefault(job, []).append(queue)
     for job, queues in unfit.items():
         raise UsageError(reason=_reason(broker, job, queues))
-    found = broker.catalog.config_warnings({queue: policy(queue) for queue in taken})
-    for sentence in [*found, *broker.catalog.connection_warnings(concurrency)]:
+    warnings = broker.catalog.config_warnings({queue: policy(queue) for queue in taken})
+    for sentence in [*warnings, *broker.catalog.connection_warnings(concurrency)]:
         _log.warning("%s", sentence)
 
 
@@ -114,10 +114,10 @@ def is_weaker(broker: Broker, queue: str, job: Job) -> bool:
 
 def _reason(broker: Broker, job: Job, queues: list[str]) -> str:
     order = broker.catalog.order(queues[0])
-    shown = ("queue " if len(queues) == 1 else "queues ") + join_some(queues, NAMES_SHOWN)
+    names = ("queue " if len(queues) == 1 else "queues ") + join_some(queues, NAMES_SHOWN)
     what = "no order" if order == "none" else f"only order={order!r}"
     return (
-        f"the broker keeps {what} in {shown}, but job {job.name} has order={job.order!r}: "
+        f"the broker keeps {what} in {names}, but job {job.name} has order={job.order!r}: "
         f'write @app.job(order="{order}") for such queues, or exclude them with --exclude'
     )
 
@@ -219,6 +219,7 @@ class JobTable:
         bound = self._bound.get(job)
         if bound is None:
             call = self._executor.bind(self._app.hooks.composed(job, check_lease))
+            # The call of a batch counts by itself, see `_call_of`: its turns would count it twice.
             meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,
@@ -311,16 +312,15 @@ class Turn:
 
         :param slot: of the lane that has taken them; by default the queue's.
         """
+        # Messages that were taken, but failed or did not run, must not close the breaker.
         counts = self.slot if slot is None else slot
         if taken > counts.unstarted + counts.unreturned and self.job.breaker is not None:
             self.job.breaker.succeeded()
 
     def must_record(self, before: int) -> bool:
-        """Return whether to record at once that `done` has passed a position.
-
-        The job demands it, or the message was recorded when it began: it is not to seem in flight.
-        """
+        """Return whether to record at once that `done` has passed a position."""
         failure = self.claim.failure
+        # It was recorded when it began: the next owner must not take it for one in flight.
         begun = failure is not None and failure.begun_by and failure.position > before
         moved = self.claim.done != before and self.in_force
         return moved and bool(self.job.every_message or begun)

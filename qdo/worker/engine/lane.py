@@ -66,12 +66,12 @@ class LanePermits:
 
     @property
     def free(self) -> int:
-        """The number of lanes that may still start."""
+        """Return how many lanes may still start."""
         return self._free
 
     @property
     def waiting(self) -> int:
-        """The number of queues that wait for a permit."""
+        """Return how many queues wait for a permit."""
         return sum(lanes.wants_permit for lanes in self._waiting)
 
     def acquire(self, lanes: LaneOwner) -> bool:
@@ -92,6 +92,7 @@ class LanePermits:
         while self._free and self._waiting:
             lanes = next(iter(self._waiting))
             del self._waiting[lanes]
+            # Since it asked, its turn may have ended, or its lanes may have got other permits.
             if lanes.wants_permit:
                 lanes.notify()
                 return
@@ -150,7 +151,7 @@ class LaneSlot(Slot):
 
     @claim.setter
     def claim(self, value: Claim | None) -> None:
-        pass
+        pass  # the constructor of `Slot` sets it; the queue's slot has it
 
     @property
     def member(self) -> ClaimReports | None:
@@ -158,7 +159,7 @@ class LaneSlot(Slot):
 
     @member.setter
     def member(self, value: ClaimReports | None) -> None:
-        pass
+        pass  # as above
 
 
 class Lane:
@@ -187,6 +188,7 @@ class Lane:
         return self
 
     def __next__(self) -> Row:
+        # The row that was returned before is still the first one: drop it if its message is done.
         self._owner.settle(self)
         self._owner.drop_expired(self)
         if not self.rows or self._first_has_failure() or not self._owner.admits(self):
@@ -196,10 +198,7 @@ class Lane:
         return self.rows[0]
 
     def _first_has_failure(self) -> bool:
-        """Whether the first message failed elsewhere and its failure is not in the claim yet.
-
-        The message may be read while the lane runs; the next run handles the failure.
-        """
+        # The message was read while the lane ran: only the next run handles its failure.
         return bool(self.failures) and self.failures[0].position == self.rows[0][0]
 
     @property
@@ -209,12 +208,12 @@ class Lane:
 
     def is_failing(self, position: int) -> bool:
         """Return whether an attempt of a message has failed, here or elsewhere."""
-        known = self.claim.failure
+        own = self.claim.failure
         pending = self.slot.pending_dead_letter
         return (
-            (known is not None and known.position == position)
+            (own is not None and own.position == position)
             or (pending is not None and pending.position == position)
-            or any(each.position == position for each in self.failures)
+            or any(failure.position == position for failure in self.failures)
         )
 
     def decide(self, position: int, failure: FailureRecord | None) -> bool:
@@ -223,10 +222,10 @@ class Lane:
         The first one may be running: that attempt ends under the claim so far, and the next run of
         the lane applies the decision.
         """
-        kept = [each for each in self.failures if each.position != position]
+        failures = [record for record in self.failures if record.position != position]
         if failure is not None:
-            kept.append(replace(failure, position=position))
-        self.failures = deque(sorted(kept, key=attrgetter("position")))
+            failures.append(replace(failure, position=position))
+        self.failures = deque(sorted(failures, key=attrgetter("position")))
         if self.rows[0][0] != position:
             return False
         self.claim = self.slot.lane_claim = self.claim.replaced()
@@ -238,6 +237,7 @@ class Lane:
             return False
         self.claim.take_over()
         self.slot.waited = False
+        # A dead letter that was not stored yet is decided about anew.
         self.slot.pending_dead_letter = self.slot.dead_letter_message = None
         return True
 
@@ -301,6 +301,7 @@ class WatermarkTracker:
 
     def __init__(self, last: int, runs: Iterable[Run] = ()) -> None:
         self._known = [run for run in runs if run[1] > last]
+        # The lowest one last: `add` removes it in constant time.
         self._known.reverse()
         self._head = _Pending(None)
         self._head.newest = last
@@ -310,7 +311,7 @@ class WatermarkTracker:
 
     @property
     def last(self) -> int:
-        """The watermark: everything up to this position is done."""
+        """Return the watermark: everything up to this position is done."""
         return self._head.newest
 
     def __len__(self) -> int:
@@ -318,7 +319,7 @@ class WatermarkTracker:
 
     @property
     def ranges(self) -> int:
-        """The number of runs above the watermark, the recorded ones included."""
+        """Return how many runs are above the watermark, the recorded ones included."""
         return self._ranges + len(self._known)
 
     def __contains__(self, position: int) -> bool:
@@ -329,6 +330,7 @@ class WatermarkTracker:
         while self._known and self._known[-1][1] < position:
             self._known.pop()
         if self._known and self._known[-1][0] <= position:
+            # Done under an earlier claim: it joins the run behind the last pending message.
             tail = self._tail
             if not tail.first:
                 tail.first = position
@@ -348,6 +350,8 @@ class WatermarkTracker:
         after = node.after
         if before is None:
             raise KeyError(position)
+        # The message, and the run behind it, join the run behind the pending one before it. A run
+        # behind the head only raises the watermark: it is not counted.
         if node.first:
             self._ranges -= 1
         if not before.first:
@@ -361,24 +365,22 @@ class WatermarkTracker:
             after.before = before
 
     def runs(self, most: int) -> tuple[Run, ...]:
-        """Return the lowest runs above the watermark, at most `most`.
-
-        Recorded runs without a message that was read come last.
-        """
-        found: list[Run] = []
+        """Return the lowest runs above the watermark, at most `most`."""
+        runs: list[Run] = []
         node = self._head.after
-        while node is not None and len(found) < most:
+        while node is not None and len(runs) < most:
             if node.first:
-                found.append((node.first, node.newest))
+                runs.append((node.first, node.newest))
             node = node.after
+        # Recorded runs that were not read to their end are above all others.
         for first, newest in reversed(self._known):
-            if len(found) == most:
+            if len(runs) == most:
                 break
-            if found and first <= found[-1][1]:
-                found[-1] = (found[-1][0], newest)
+            if runs and first <= runs[-1][1]:
+                runs[-1] = (runs[-1][0], newest)
             elif newest > self.last:
-                found.append((max(first, self.last + 1), newest))
-        return tuple(found)
+                runs.append((max(first, self.last + 1), newest))
+        return tuple(runs)
 
 
 class LaneProgress:
@@ -414,9 +416,9 @@ class LaneProgress:
             claim.done, above.done_ranges if self._positions.stable else ()
         )
         self._not_received = {
-            self._positions.identity(each.position): each
-            for each in failures
-            if each.position > claim.done
+            self._positions.identity(failure.position): failure
+            for failure in failures
+            if failure.position > claim.done
         }
         self._hidden_until = inf if hold_seconds is None else clock() + hold_seconds
         self._changed = False
@@ -427,7 +429,7 @@ class LaneProgress:
 
     @property
     def ranges(self) -> int:
-        """The number of ranges of done messages above the watermark."""
+        """Return how many ranges of done messages are above the watermark."""
         return self._window.ranges
 
     def add(self, position: int) -> bool:
@@ -456,6 +458,7 @@ class LaneProgress:
                 return CancelOutcome.DONE
             if lane.is_failing(position):
                 return CancelOutcome.FAILING
+            # Without a greenlet, the lane waits, or was started and did not run yet.
             if lane.slot.greenlet is not None and lane.rows[0][0] == position:
                 return CancelOutcome.STARTED
         self._cancelled.add(position)
@@ -524,12 +527,13 @@ class LaneProgress:
         if not self._changed:
             return
         self._changed = False
+        # Nothing below switches greenlets: what is recorded fits together.
         claim.done = self._window.last
         failures = _most_important(self._failures())
         # An operator sees the first one, and decides about it.
         claim.failure = failures[0] if failures else None
         runs = self._window.runs(RUNS) if self._positions.stable else ()
-        self._cancelled = {each for each in self._cancelled if each > claim.done}
+        self._cancelled = {position for position in self._cancelled if position > claim.done}
         cancelled = tuple(sorted(self._cancelled))
         claim.out_of_order = OutOfOrderProgress(runs, tuple(failures[1:]), cancelled) or None
 
@@ -550,8 +554,9 @@ def _most_important(failures: Iterable[FailureRecord]) -> list[FailureRecord]:
     """Return the failures to record, blocked ones first: as many as fit into a node."""
     chosen: list[FailureRecord] = []
     size = 0
-    for failure in sorted(failures, key=lambda each: (not each.blocked, each.position)):
+    for failure in sorted(failures, key=lambda failure: (not failure.blocked, failure.position)):
         size += len(encode(failure.dump()))
+        # The first one is kept whatever its size: an operator decides about it.
         if chosen and size > FAILURE_RECORDS_BYTES:
             break
         chosen.append(failure)

@@ -127,8 +127,10 @@ class Lanes:
         self._turning = True
         try:
             while True:
+                # Cleared first: news that arrives while `_advance` reads ends the wait below.
                 self._news.clear()
                 result = self._advance()
+                # The permit that this queue was told of may be left: it was told alone.
                 self._permits.notify_next()
                 if not self._running and result is not None:
                     break
@@ -147,6 +149,7 @@ class Lanes:
         """Start lanes; return how the turn ends once none runs, None while it continues."""
         claim = self.claim
         now = self._clock()
+        # The claim or the lease may have ended while the turn waited for a lane.
         if self._slot.claim is not claim or claim.over:
             return TurnResult.ENDED
         if claim.paused:
@@ -157,6 +160,7 @@ class Lanes:
             return TurnResult.PAUSED
         while self._parked and self._parked[0][0] <= now:
             self._ready.append(heapq.heappop(self._parked)[2])
+        # By priority, nothing starts before all is read: the most urgent message may be the last.
         while self._priorities is not None and not self._running and self._wants_more():
             self._read()
         while self._start_ready() and self._wants_more():
@@ -167,6 +171,7 @@ class Lanes:
         due += [self.admitted_at] if self._ready else []
         due += [self._parked[0][0]] if self._parked else []
         if not self._tip and self._permits.held_bytes >= HELD_BYTES_IN_ALL:
+            # No queue tells the others that it holds less.
             due.append(now + LOOK_SECONDS)
         if due:
             self._slot.not_before = min(due)
@@ -184,6 +189,7 @@ class Lanes:
             if not self._permits.acquire(self):
                 return False
             if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
+                # A queue that waits for a limit must not keep others from running their lanes.
                 self._permits.release()
                 return False
             choice = self._priorities
@@ -245,10 +251,11 @@ class Lanes:
             if lane is None:
                 continue
             if lane in self._running:
+                # Its next run applies the decision. An attempt ends for a skip or a dead letter.
                 if failure is not None:
                     end_attempt(lane.slot)
             elif lane not in self._ready:
-                self._parked = [each for each in self._parked if each[2] is not lane]
+                self._parked = [entry for entry in self._parked if entry[2] is not lane]
                 heapq.heapify(self._parked)
                 self._ready.append(lane)
         self._news.set()
@@ -276,8 +283,8 @@ class Lanes:
         self._count_bytes(-self._bytes)
 
     def _read(self) -> None:
-        """Read the next batch of the queue into lanes."""
         if self._permits.held_bytes >= HELD_BYTES_IN_ALL:
+            # Only a queue without pending messages gets here: with no message it would stand still.
             self._source.limit = 1
         try:
             rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
@@ -336,6 +343,7 @@ class Lanes:
             in_doubt = self._clock() >= self.claim.lease.until
             self._engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
             slot.greenlet = slot.message = None
+            # In this order: `release` asks the queues, this one too, how many of their lanes run.
             del self._running[lane]
             self._permits.release()
             if slot.grant is not None and self._gate is not None:
@@ -347,6 +355,7 @@ class Lanes:
         claim = self.claim
         while True:
             now = self._clock()
+            # Asked before each run: other greenlets have run since the turn asked.
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return TurnResult.MORE
             sliced = self._priorities is not None
@@ -396,6 +405,7 @@ class Lanes:
 
     def _place(self, lane: Lane, result: TurnResult) -> None:
         """Delete, park or requeue a lane after it ran."""
+        # The run may have changed the failure of the lane's claim, which is recorded with the rest.
         self.progress.lane_ended()
         if not lane.rows:
             del self._lanes[lane.key]
@@ -426,6 +436,7 @@ class LaneTurns:
         lanes = slot.lanes
         if lanes is None or lanes.claim is not claim:
             lanes = slot.lanes = self._make_lanes(turn)
+        # The turn lasts as long as its lanes: another queue gets its place among the running ones.
         self._turns_changed(1)
         try:
             result = lanes.turn()
@@ -473,6 +484,7 @@ class LaneTurns:
             turn.note_successes(taken, slot)
             if (meter := turn.job.meter) is not None:
                 meter.turn(slot, taken, began, until)
+            # Also after AttemptEnded: the lane continues with the claim that replaced its own.
             decided = lane.take_over()
         return TurnResult.MORE if decided else result
 
@@ -494,6 +506,7 @@ class LaneTurns:
         before = lane.claim.done
         result = self._rows.run_one(lane_turn, row, until, lane.settle)
         if lane_turn.must_record(before):
+            # First: the queue's claim is recorded, which does not count this message as done yet.
             lane.settle()
             turn.member.record(turn.claim)
         return result

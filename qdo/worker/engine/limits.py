@@ -78,6 +78,7 @@ class GatedRows:
         return self
 
     def __next__(self) -> Row:
+        # Permits before the row: a row that is taken from the lane counts as started.
         if not self._renew():
             raise StopIteration
         row: Row = next(self._rows)
@@ -89,12 +90,13 @@ class GatedRows:
         return length_hint(self._rows)
 
     def _renew(self) -> bool:
-        """Return whether a message may start, with permits in the grant of the slot."""
+        """Let the slot's grant have permits for a message; return whether it has."""
         slot = self._slot
         gate = self._gate
         grant = slot.grant
         if grant is None:
             return False
+        # The first row uses the grant with which the queue has entered.
         if grant.started and (
             gate.due(slot.queue, self._fence) > gate.limits.clock() or not grant.renew()
         ):
@@ -123,6 +125,7 @@ class StreakRows(GatedRows):
         gate = self._gate
         streaks: Streaks = gate.limits.streaks
         while True:
+            # After a streak, the loop is back here for the next part: count its starts.
             streaks.end(self)
             if not length_hint(self._rows) or not self._renew():
                 return
@@ -149,10 +152,11 @@ class StreakRows(GatedRows):
     def interrupt(self) -> None:
         """End the streak between two messages: the loop that runs them finds no further row."""
         self.settle()
-        rest = iter(list(self._rows))
+        # The list exhausts the iterator over which the loop runs; its length is the cost.
+        remaining = iter(list(self._rows))
         if self._slot.rows is self._rows:
-            self._slot.rows = rest
-        self._rows = rest
+            self._slot.rows = remaining
+        self._rows = remaining
 
 
 class Streaks:
@@ -162,10 +166,8 @@ class Streaks:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether the next message may begin a streak instead of being asked for singly.
-
-        An interruption costs time for each row that was fetched.
-        """
+        """Whether the next message may begin a streak instead of asking for permits alone."""
+        # An interruption copies each fetched row: after one, single messages cost less for a while.
         if self._singles:
             self._singles -= 1
             return False
@@ -178,6 +180,7 @@ class Streaks:
         if rows in self._running:
             self._running.remove(rows)
             rows.settle()
+            # Not interrupted: the next interruption is followed by one single message again.
             self._pause = 0
 
     def interrupt(self) -> None:
@@ -224,6 +227,7 @@ class Grant:
             self.shares = ()
             limits.serve()
             return False
+        # No greenlet has run since the question: the permits are still free.
         for share in self.shares:
             share.take()
         self.started = False
@@ -241,6 +245,7 @@ class Grant:
             self._gate.limits.streaks.end(self.streak)
             self.streak = None
         for share in self.shares:
+            # A start counts from the grant on, not only when its message starts.
             if not self.started:
                 share.starts.refund()
             if share.give_back():
@@ -267,13 +272,11 @@ class Gate:
         self._last: dict[str, tuple[int, float]] = {}
 
     def due(self, queue: str, fence: int) -> float:
-        """Return when the queue may start a message according to its own rate.
-
-        Its former owner may have started one a moment before the claim.
-        """
+        """Return when the queue may start a message according to its own rate."""
         if not self._queue_seconds:
             return 0.0
         since, at = self._last.get(queue, (None, 0.0))
+        # A new claim waits, too: the former owner may have started one a moment before.
         if since != fence:
             self._last[queue] = fence, (at := self.limits.clock())
         return at + self._queue_seconds
@@ -287,12 +290,14 @@ class Gate:
 
     def admits(self, waiter: PermitWaiter) -> bool:
         """Take permits for a waiter, into its `grant`; False: it waits for them from now on."""
+        # While others wait, permits are given in the order of arrival only: by `serve`.
         if waiter.grant is None and not self.limits.waiting:
             waiter.grant = self.limits.take(self)
         if waiter.grant is None and not self.names:
             waiter.grant = Grant(self, ())
         elif waiter.grant is None:
             self.limits.enqueue(self, waiter)
+            # Those that wait may need other limits: this one may get its permits at once.
             self.limits.serve()
         return waiter.grant is not None
 
@@ -382,6 +387,7 @@ class Limits:
 
     def use(self, shares: Mapping[str, PermitShare]) -> None:
         """Take permits from these shares from now on."""
+        # First: a streak that goes on would start messages with permits of the old shares.
         self.streaks.interrupt()
         self._shares = shares
         for share in shares.values():
@@ -391,12 +397,13 @@ class Limits:
 
     def take(self, gate: Gate) -> Grant | None:
         """Take permits of all limits of a gate, or none."""
-        found = tuple(share for name in gate.names if (share := self._shares.get(name)))
-        if len(found) < len(gate.names) or not all(share.has_free() for share in found):
+        # All or none: two queues that have one permit each would wait for each other.
+        shares = tuple(share for name in gate.names if (share := self._shares.get(name)))
+        if len(shares) < len(gate.names) or not all(share.has_free() for share in shares):
             return None
-        for share in found:
+        for share in shares:
             share.take()
-        return Grant(gate, found)
+        return Grant(gate, shares)
 
     def enqueue(self, gate: Gate, waiter: PermitWaiter) -> None:
         """Add a queue to the end of the line; a queue that already waits keeps its place."""
@@ -439,15 +446,17 @@ class Limits:
         """Give permits to the queues that have waited longest."""
         if not self.waiting:
             return
-        taken: set[str] = set()
-        open_ = [gate for gate in self._gates if gate.waiting]
+        reserved: set[str] = set()
+        candidates = [gate for gate in self._gates if gate.waiting]
         served = False
-        while open_:
-            gate = min(open_, key=lambda each: next(iter(each.waiting.values())))
-            grant = None if taken & {*gate.names} else self.take(gate)
+        while candidates:
+            # The first waiter of each gate has the lowest number of arrival there.
+            gate = min(candidates, key=lambda gate: next(iter(gate.waiting.values())))
+            grant = None if reserved & {*gate.names} else self.take(gate)
             if grant is None:
-                open_.remove(gate)
-                taken |= self._coming(gate)
+                # One of its limits may have permits: they stay free until it has all of them.
+                candidates.remove(gate)
+                reserved |= self._coming(gate)
                 continue
             served = True
             waiter = next(iter(gate.waiting))
@@ -456,17 +465,16 @@ class Limits:
             waiter.grant = grant
             self._resume(waiter)
             if not gate.waiting:
-                open_.remove(gate)
+                candidates.remove(gate)
         if served:
             self._count()
+        # The loop of the shares must plan a look for the time of the next token.
         if self.waiting and any(share.awaits_token() for share in self._shares.values()):
             self.wake()
 
     def _coming(self, gate: Gate) -> set[str]:
-        """Return the limits that later queues must not take before a waiting queue.
-
-        Empty if this process has no share of a limit: that wait may be long.
-        """
+        """Return the limits that later queues must not take before a waiting queue."""
+        # None if this process has no share of one of them: that wait may be long.
         shares = [self._shares.get(name) for name in gate.names]
         has_all = all(share is not None and share.has_share for share in shares)
         return {*gate.names} if has_all else set()

@@ -90,7 +90,7 @@ class JobMeter:
                 call(batch, context)  # type: ignore[arg-type]
                 done = size
             except NotStarted:
-                size = 0
+                size = 0  # the job did not run: its time is not one of an attempt
                 raise
             except FailedAt as error:
                 done = error.index if 0 <= error.index < size else 0
@@ -125,12 +125,12 @@ class JobMeters:
 
     def of(self, glob: str) -> JobMeter:
         """Return the meter of the jobs for these queues."""
-        found = self.by_glob.get(glob)
-        if found is None:
+        meter = self.by_glob.get(glob)
+        if meter is None:
             if len(self.by_glob) >= MOST_GLOBS:
                 glob = OTHERS
-            found = self.by_glob.setdefault(glob, JobMeter(self._clock, self._now))
-        return found
+            meter = self.by_glob.setdefault(glob, JobMeter(self._clock, self._now))
+        return meter
 
     def ended(self, message: Message, outcome: str) -> None:
         """Count an attempt that did not return."""

@@ -79,6 +79,7 @@ class Observers:
 
     def report(self, message: Message, outcome: OutcomeName, error: str | None) -> None:
         """Report a finished attempt to every observer; their own errors are only logged."""
+        # Attempts that are done are counted by the call itself, or by the turn.
         if self.history is not None and outcome != "done":
             self.history.ended(message, outcome, error)
         if self.meters is not None and outcome != "done":

@@ -65,6 +65,7 @@ class Outcomes:
         policy = self._engine.policy_of(turn.slot.queue)
         kinds = type(error).__mro__
         waits = excused is not None or only_waits(error, policy)
+        # The turn counts all messages that it took; this one is not an attempt.
         if waits:
             self._counters.attempts -= 1
         elif Stop not in kinds:
@@ -132,6 +133,7 @@ class Outcomes:
         self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
     ) -> TurnResult:
         """Carry out a decision about a failed attempt, unless the queue was lost."""
+        # Asked here, after the app's hook ran: the queue may have been lost during it.
         if not turn.in_force:
             return self._lost(turn.slot, message, error)
         return self._ends(turn.slot).apply(turn, row, message, error, decision)

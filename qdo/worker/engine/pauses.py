@@ -34,6 +34,7 @@ class PauseGate:
 
     def apply(self, pauses: Sequence[Pause]) -> None:
         """Start no message of queues that match these pauses; let all others continue."""
+        # All slots are looked at only if there are pauses, or were: there may be thousands.
         before = self._is_paused
         self._is_paused = paused_queues(pauses)
         self._in_flight.clear()
@@ -43,6 +44,7 @@ class PauseGate:
             self._apply_to(slot, self._is_paused is not None and self._is_paused(slot.queue))
 
     def _apply_to(self, slot: Slot, paused: bool) -> None:
+        # A claim that waits for the message in flight begins later: it must be paused, too.
         for claim in (slot.claim, slot.next_claim[1] if slot.next_claim else None):
             if claim is not None and paused:
                 claim.pause()

@@ -197,7 +197,7 @@ class Pipeline:
         before = claim.done
         result = self._batches.process(turn)
         if turn.must_record(before):
-            turn.member.record(claim)
+            turn.member.record(claim)  # waits until it is stored
         return result
 
     def _run_rows(self, turn: Turn) -> TurnResult:
@@ -221,6 +221,7 @@ class Pipeline:
                 return self._rows.run_checked(turn, rows, until)
             return self._rows.run_rows(turn, rows, until, 1)
         finally:
+            # A cancellation may have taken rows from the iterator during the turn.
             left = length_hint(rows) + slot.withheld
             self._count(turn, waiting - left, left, began, until)
 
@@ -276,17 +277,15 @@ class RunningJob:
 
 
 def running_in(frame: FrameType | None) -> RunningJob | None:
-    """Return the job of the innermost turn in a stack, None without a turn.
-
-    Reads the stack of the main thread while that thread is blocked. The turns themselves record
-    nothing for it, which would cost time for every message.
-    """
+    """Return the job of the innermost turn in a stack, None without a turn."""
+    # The stack is that of the main thread while it is blocked. The turns themselves record nothing
+    # for it, which would cost time for every message.
     while frame is not None:
         if frame.f_code in _RUNNING:
-            found = frame.f_locals
-            message = found.get("message")
-            job = found.get("job")
+            values = frame.f_locals
+            message = values.get("message")
+            job = values.get("job")
             if isinstance(message, Message) and isinstance(job, BoundJob):
-                return RunningJob(message, job, found["slot"].in_flight_index)
+                return RunningJob(message, job, values["slot"].in_flight_index)
         frame = frame.f_back
     return None

@@ -41,7 +41,7 @@ class Priorities:
 
     def count(self, done: int, ready: Collection[Lane]) -> None:
         """Count a message that is done if it has passed one that may start."""
-        self._passed = self._passed + 1 if any(_position(each) < done for each in ready) else 0
+        self._passed = self._passed + 1 if any(_position(lane) < done for lane in ready) else 0
 
 
 def _position(lane: Lane) -> int:

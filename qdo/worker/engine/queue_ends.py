@@ -213,6 +213,7 @@ class QueueEnds(Ends):
             return self.broker_failed(slot, "cannot store the dead letter", failure)
         message = slot.dead_letter_message
         slot.dead_letter_message = None
+        # The queue may have been lost meanwhile: its next owner runs the message again.
         if not turn.in_force:
             return TurnResult.ENDED
         slot.pending_dead_letter = None

@@ -197,7 +197,7 @@ class Slot:
         self.waited = False
         self.broker_failures = 0
         self.not_before = 0.0
-        self.alarm = float("inf")
+        self.alarm = float("inf")  # none is set
         self.pending_dead_letter: DeadLetterRecord | None = None
         self.dead_letter_message: Message | None = None
         self.label = b""
@@ -215,11 +215,9 @@ class Slot:
 
     @property
     def takes_more(self) -> bool:
-        """Whether the queue can use new messages while it waits.
-
-        A queue that gathers a batch checks whether the batch is full. A queue with lanes runs
-        other messages while some wait.
-        """
+        """Whether the queue can use new messages while it waits."""
+        # A queue that gathers a batch checks whether it is full now. A queue with lanes runs other
+        # messages while some wait.
         if self.gathering_until:
             return True
         return self.lanes is not None and self.lanes.takes_more
@@ -265,10 +263,11 @@ def apply_decisions(
         slot.lanes.decide(decisions)
         return True
     identity = claim.positions.identity
-    over = {identity(each) for each, failure in decisions.items() if failure is not None}
-    for each in (slot,) if slot.lanes is None else slot.lanes.in_flight():
-        if each.message is not None and identity(each.message.position) in over:
-            end_attempt(each)
+    # Lanes of another claim may still finish their messages.
+    over = {identity(position) for position, failure in decisions.items() if failure is not None}
+    for running in (slot,) if slot.lanes is None else slot.lanes.in_flight():
+        if running.message is not None and identity(running.message.position) in over:
+            end_attempt(running)
     return False
 
 
@@ -320,17 +319,17 @@ class Counters:
 
     @property
     def processed(self) -> int:
-        """Attempts that returned: messages that are done."""
+        """Return how many attempts returned: messages that are done."""
         return self.attempts - self.unsuccessful
 
     def dump(self) -> dict[str, int]:
         """Return the counts as the component node shows them."""
         own = ("attempts", "unsuccessful", "sessions_lost", "broker_errors")
-        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             "processed": self.processed,
             "failed": self.unsuccessful - self.skipped,
-            **{name: count for name, count in shown.items() if name not in own},
+            **{name: count for name, count in counts.items() if name not in own},
         }
 
 
@@ -369,6 +368,7 @@ class Prefetch:
         except Exception as error:  # noqa: BLE001 - raised in `get`
             self._error = error
         self.took_seconds = clock() - start
+        # After an error, too: without rows, the bytes that were reserved are free again.
         self._on_end(self, self._rows)
 
     def get(self) -> Sequence[Row]:

@@ -109,9 +109,10 @@ def _record(slot: Slot, claim: Claim) -> None:
 
 def _expired(slot: Slot, position: int, batch: int) -> None:
     """End the job of a message that the broker took back."""
-    for each in slot.lanes.in_flight() if slot.lanes is not None else (slot,):
-        if each.greenlet is not None and position in _in_flight(each, batch):
-            each.greenlet.kill(MessageExpired(), block=False)
+    # Not waited for: the subscription, which calls this, must go on.
+    for running in slot.lanes.in_flight() if slot.lanes is not None else (slot,):
+        if running.greenlet is not None and position in _in_flight(running, batch):
+            running.greenlet.kill(MessageExpired(), block=False)
 
 
 def _may_start(slot: Slot, claim: Claim, now: float) -> bool:
@@ -122,7 +123,7 @@ def _may_start(slot: Slot, claim: Claim, now: float) -> bool:
 
 def _all_in_flight(slot: Slot, batch: int) -> list[int]:
     slots = slot.lanes.in_flight() if slot.lanes is not None else (slot,)
-    return [position for each in slots for position in _in_flight(each, batch)]
+    return [position for running in slots for position in _in_flight(running, batch)]
 
 
 def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
@@ -151,6 +152,7 @@ class FailureResumer:
         slot = turn.slot
         if failure.decision:
             return self._apply_decision(turn, row, failure)
+        # The wait is over: this worker began it in an earlier turn.
         if slot.waited:
             return None
         slot.waited = True
@@ -196,16 +198,18 @@ class FailureResumer:
         """
         claim = turn.claim
         whole = claim.whole
-        known = claim.failure if claim.failure and claim.failure.position == position else None
-        if turn.slot.is_pool or not (whole.careful or (known is not None and known.crashed)):
+        own = claim.failure if claim.failure and claim.failure.position == position else None
+        if turn.slot.is_pool or not (whole.careful or (own is not None and own.crashed)):
             return True
         whole.careful = max(0, whole.careful - 1)
         now = self._engine.clock()
         name = turn.member.name
         whole.suspects_until = whole.suspects_until or now + SUSPECT_SECONDS
-        suspected = whole.former and now < whole.suspects_until and known is None and alone
+        suspected = whole.former and now < whole.suspects_until and own is None and alone
         begun_by = (whole.former, name) if suspected else (name,)
-        claim.add_failure(replace(known or FailureRecord(position, 0), begun_by=begun_by))
+        claim.add_failure(replace(own or FailureRecord(position, 0), begun_by=begun_by))
+        # In this order: what is recorded is the queue's claim. Recording waits for the coordinator,
+        # and the claim or the lease may end meanwhile.
         settle()
         turn.member.record(whole)
         return claim.open and self._engine.clock() < claim.lease.until

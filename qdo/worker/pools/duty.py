@@ -98,6 +98,7 @@ class PoolDuty(Duty):
                     # wake it for each of their requests would cost a statement each.
                     idle = 0.0 if self._taken() > taken else began + IDLE_SECONDS - clock()
                     gevent.sleep(max(0.0, idle) + random.uniform(0, SPREAD_SECONDS))
+                    # After the pause: the look that follows answers all wakes until now.
                     self._woken.clear()
             finally:
                 stop_listening()
@@ -129,7 +130,7 @@ class PoolDuty(Duty):
         for pool in sorted(filter(self._is_mine, (self._named | due.keys()) - self._claims.keys())):
             self._claim(member, pool)
         # What the last look found: the next one has not begun.
-        self.quiet = all(each.at_tip() for each, _ in self._claims.values())
+        self.quiet = all(own.at_tip() for own, _ in self._claims.values())
         ready = []
         for pool, (own, _) in list(self._claims.items()):
             try:
@@ -166,7 +167,7 @@ class PoolDuty(Duty):
 
     def due(self, after: float) -> float:
         """Return when the first request becomes due after a Unix time, `inf` for never."""
-        dues = [each.next_due for each, _ in self._claims.values()]
+        dues = [own.next_due for own, _ in self._claims.values()]
         return min((due for due in dues if due is not None and due > after), default=inf)
 
     def _is_mine(self, pool: str) -> bool:
@@ -202,6 +203,7 @@ class PoolDuty(Duty):
 
     def _lose(self) -> None:
         """Drop the claims of a registration that is over."""
+        # A name is never used again: the leader gives back what the old one has taken.
         claims = list(self._claims.values())
         self._claims.clear()
         for _, claim in claims:

@@ -79,12 +79,14 @@ class Returner(LeaderDuty):
     def _look(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         now = clock()
         folder = client.exists(layout.workers)
+        # Read before the look: a worker that goes during it causes another one.
         changes = -1 if folder is None else folder.cversion
         if changes == self._changes and now < self._look_at:
             return 0
         count = self._give_back(client, layout, fence)
         more = all(self._store.expire() for _ in range(EXPIRY_ROUNDS))
         self._prune()
+        # Kept only now: a look that raised an error is repeated.
         self._changes = changes
         self._look_at = now + (COUNT_SECONDS if more else EVERY_SECONDS)
         return count
@@ -100,7 +102,11 @@ class Returner(LeaderDuty):
             limit = max(excess, EXPIRED_AT_ONCE) if counts.failed else 0
             oldest = self._store.records(pool, (OVER,), limit, outcome=FAILED) if limit else []
             before = time.time() - seconds if seconds else 0.0
-            ids = [each.id for at, each in enumerate(oldest) if at < excess or each.ended < before]
+            ids = [
+                record.id
+                for rank, record in enumerate(oldest)
+                if rank < excess or record.ended < before
+            ]
             count = self._store.expire(ids) if ids else 0
             if count:
                 _log.warning(
@@ -111,13 +117,15 @@ class Returner(LeaderDuty):
                 )
 
     def _give_back(self, client: Client, layout: Layout, fence: CheckOp) -> int:
+        # Owners before workers: in the other order, a new worker would lose its requests.
         owners = self._store.owners()
         if not owners:
             return 0
         workers = current_names(client, layout.workers)
         count = 0
-        for owner in (each for each in owners if each not in workers):
-            given = self._store.give_back(owner)
-            _log.warning("gave back %s of %s, which is gone", pluralize(given, "request"), owner)
-            count += given
+        gone = [owner for owner in owners if owner not in workers]
+        for owner in gone:
+            requests = self._store.give_back(owner)
+            _log.warning("gave back %s of %s, which is gone", pluralize(requests, "request"), owner)
+            count += requests
         return count

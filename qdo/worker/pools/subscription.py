@@ -216,6 +216,7 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     def close(self) -> None:
         """Put back what was not started; it returns at once, see `join`."""
+        # First: a take whose answer is on its way puts back what it returns.
         self._closed = True
         for held in list(self._held.values()):
             if held.row is not None:
@@ -257,6 +258,7 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._dry = True
         else:
             self.poll_now()
+        # A take of no seats: it returns only marks, and requests of lost answers.
         if self._seated() and (at_once or clock() >= self._look_at):
             self._take(0)
         return not self._dry or bool(self._seated())
@@ -265,6 +267,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         # One take at a time: a second one would not know the requests of the first, and the broker
         # would return them to both.
         with self._taking:
+            # Of the takes with these numbers, every tenth one is the oldest request.
             turn = self._turn + self.taken
             oldest = (turn + seats) // PASSES - turn // PASSES
             taken = self._store.take(self.name, self._pool, seats, self.running, oldest)
@@ -273,6 +276,7 @@ class PoolSubscription(_Unrecorded, Subscription):
                 self.next_due = due = taken.next_due
                 self._dry = len(taken.requests) < seats and (due is None or due > self._now())
             rows = [row for request in taken.requests for row in self._received(request)]
+        # A request that is marked may have ended during the take.
         by_id = {held.id: held for held in self._held.values()}
         for id, mark in taken.marks.items():
             answer = decoded_headers(mark) or {}
@@ -315,6 +319,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         _log.info(
             "%s, pool %s: request %s is cancelled: %s", self.name, self._pool, held.id, reason
         )
+        # Set before its job is told: the engine asks `is_held` when the job has ended.
         held.reason = reason
         if held.position in self.in_flight():
             held.state = HeldState.CANCELLED
