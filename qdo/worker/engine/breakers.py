@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Breaker:
     """The circuit breaker of one job in one worker process.
 
-    :ivar paused: whether the job is open.
+    :ivar paused: whether the job is open: attempts do not count.
     :ivar why: the error that it was paused for.
     """
 

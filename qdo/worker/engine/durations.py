@@ -100,7 +100,7 @@ class Durations:
 
     @property
     def limit_seconds(self) -> float:
-        """How long a message must run to be named."""
+        """Return how long a message must run to be named."""
         return max(LEAST_SECONDS, FACTOR * self.usual_seconds)
 
     def are_exceeded(self, seconds: float) -> bool:

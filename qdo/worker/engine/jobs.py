@@ -288,7 +288,7 @@ class Turn:
 
     @property
     def pool(self) -> PoolSubscription:
-        """The pool of a turn of requests, which is the sink of its claim."""
+        """Return the pool of a turn of requests, which is the sink of its claim."""
         return cast("PoolSubscription", self.member)
 
     def returned(self, position: int, result: Any) -> None:

@@ -146,7 +146,7 @@ class LaneSlot(Slot):
 
     @property
     def claim(self) -> Claim | None:
-        """The lane's claim while the queue's is in force."""
+        """Return the lane's claim while the queue's is in force."""
         return self.lane_claim if self._whole.claim is self._whole_claim else None
 
     @claim.setter

@@ -197,7 +197,7 @@ class Pipeline:
         before = claim.done
         result = self._batches.process(turn)
         if turn.must_record(before):
-            turn.member.record(claim)  # waits until it is stored
+            turn.member.record(claim)  # waits until it is stored, or the claim ends
         return result
 
     def _run_rows(self, turn: Turn) -> TurnResult:

@@ -133,8 +133,7 @@ class Slot:
     :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose
         job was not called at all; for the metrics and for `durations`.
     :ivar withheld: number of `rows` that the turn may no longer take; see `cancellations`.
-    :ivar durations: how long its messages usually take.
-    :ivar message: the message in flight; valid while running.
+    :ivar message: the one in flight; valid while running.
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
     """
 

@@ -208,10 +208,8 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     @property
     def running(self) -> list[str]:
-        """Ids of the requests that it holds, also of those whose end is not, or cannot be, stored.
-
-        A request that it does not name here runs again.
-        """
+        """Return the ids of held requests, also of those whose end is not, or cannot be, stored."""
+        # A request that it does not name here runs again.
         return [held.id for held in self._held.values() if held.state is not HeldState.ENDED]
 
     def close(self) -> None:
