@@ -54,7 +54,7 @@ class Subscription(abc.ABC):
     """The messages of a queue whose broker must be polled, for the owner of the queue.
 
     It lasts as long as the claim: opened when that begins, closed when none of its jobs still runs.
-    No method waits for the broker: greenlets of the broker make the requests, and listeners
+    No method waits for the broker: greenlets of the broker make the calls, and listeners
     (`Broker.listen`) are woken when there are new messages to fetch.
 
     :ivar end: the position of the end of a queue that receives no more messages, None while there
@@ -207,8 +207,8 @@ class Capabilities:
     streams: bool = False
     """It stores streams: `Broker.streams` is there."""
     backlog_budget: int | None = None
-    """How many backlogs a look at all queues requests at most, because each is a request that is
-    paid for or counted; None: all of them."""
+    """How many backlogs a look at all queues reads at most, because each is a call that is paid for
+    or counted; None: all of them."""
 
     @property
     def lasting_dedup(self) -> bool:
@@ -381,8 +381,8 @@ class Broker(abc.ABC):
         what, remedy = "delete queues", "delete the queue at its service, then run this again"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
-    def request_counts(self) -> dict[str, int]:
-        """Return the number of requests so far, by action; nothing where they are not counted."""
+    def call_counts(self) -> dict[str, int]:
+        """Return the number of calls so far, by action; nothing where they are not counted."""
         return {}
 
     @abc.abstractmethod

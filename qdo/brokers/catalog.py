@@ -46,7 +46,7 @@ NO_BACKLOG = Backlog(count=0, oldest=None, head=0)
 class QueueCatalog(abc.ABC):
     """The queues of a broker, and its data about each.
 
-    Every method raises a `QdoError` if the broker does not answer or denies the request.
+    Every method raises a `QdoError` if the broker does not answer or denies the call.
     """
 
     list_seconds: float = 10.0
@@ -59,7 +59,7 @@ class QueueCatalog(abc.ABC):
         """Return the names of all queues."""
 
     def names_to_show(self) -> list[str]:
-        """Return the names of all queues for display, even if requests about some of them fail."""
+        """Return the names of all queues for display, even if calls about some of them fail."""
         return self.names()
 
     @abc.abstractmethod

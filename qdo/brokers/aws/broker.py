@@ -11,7 +11,7 @@ from qdo.brokers.base import Broker
 
 Wake = Callable[[Iterable[str]], None]
 CLOSE_SECONDS = 25.0
-"""How long closing waits for open requests: longer than their timeout."""
+"""How long closing waits for open calls: longer than their timeout."""
 
 
 class AwsBroker(Broker):

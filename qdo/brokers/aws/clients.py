@@ -60,7 +60,7 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 20.0
 """Default timeout of an answer; a long poll needs a longer one than it waits."""
 ATTEMPTS = 3
-"""Default number of attempts; only for requests that may be repeated."""
+"""Default number of attempts; only for calls that may be repeated."""
 
 
 def make_client(
@@ -70,9 +70,9 @@ def make_client(
     read_seconds: float = READ_SECONDS,
     attempts: int = ATTEMPTS,
 ) -> Any:
-    """Return a new client of boto3; no request is made.
+    """Return a new client of boto3; no call is made.
 
-    :param connections: maximum of open requests; further ones wait.
+    :param connections: maximum of open calls; further ones wait.
     :param attempts: number of attempts, by botocore's standard retries; 1 where the caller
         retries.
     :raises CredentialsError: the configuration files of AWS cannot be used.
@@ -91,7 +91,7 @@ def make_client(
     )
     try:
         with sessions.locked() as session:
-            if session.region_name is None:  # assuming a role takes requests as well
+            if session.region_name is None:  # assuming a role takes calls as well
                 session._session.set_config_variable("region", place.region)
             _credentials(session)
             client = session.client(
@@ -119,7 +119,7 @@ def make_calls(
     read_seconds: float = READ_SECONDS,
     version: str = "1.0",
 ) -> Calls:
-    """Return the maker of frequent requests; no request is made now.
+    """Return the maker of frequent calls; no call is made now.
 
     It does not retry. Its answers have the types of JSON or, behind a proxy, those of boto3: bytes
     and datetimes for base64 and numbers.

@@ -28,7 +28,7 @@ from qdo.errors import QdoError
 from qdo.text import closest
 
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
-"""Errors that boto3's clients raise for requests; they wrap urllib3's errors."""
+"""Errors that boto3's clients raise for calls; they wrap urllib3's errors."""
 
 SHOWN_CHARACTERS = 300
 """Length to which a server's answer is cut in an error, in characters."""
@@ -182,7 +182,7 @@ def is_throttling_code(code: str) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry of the same request can succeed without intervention."""
+    """Return whether a retry of the same call can succeed without intervention."""
     if isinstance(error, boto.ClientError):
         status = _status(error)
         return is_throttling(error) or status >= 500 or status in (TOO_LATE, TOO_MANY)
@@ -209,7 +209,7 @@ def translation(error: BaseException, place: ServiceAddress, what: str, name: st
         return _unreachable(place, service, _line(error))
     return AwsError(
         service=service,
-        action=f"a request about {what}",
+        action=f"a call about {what}",
         resource=repr(name),
         code=type(error).__name__,
         reason=_line(error),

@@ -21,7 +21,7 @@ from qdo.brokers.aws.errors import translate
 log = logging.getLogger(__name__)
 
 DELETE_CHUNK = 1000
-"""Maximum of objects that one request deletes."""
+"""Maximum of objects that one call deletes."""
 READ_SECONDS = 60.0
 MAX_S3_BODY = 64 * 1024 * 1024
 """Maximum bytes of a body: it is held in memory."""
@@ -38,7 +38,7 @@ class Objects:
 
     :param place: of SQS; S3 is used in the same region, or at the same endpoint.
     :param bucket: its name, or BUCKET/PREFIX.
-    :param connections: number of connections that are kept for further requests.
+    :param connections: number of connections that are kept for further calls.
     """
 
     def __init__(self, place: ServiceAddress, bucket: str, connections: int = CONNECTIONS) -> None:

@@ -1,6 +1,6 @@
-"""The common part of senders to SQS and Kinesis: repeated requests, and errors of unsent messages.
+"""The common part of senders to SQS and Kinesis: repeated calls, and errors of unsent messages.
 
-Both services may store some messages of a request and reject others. A sender repeats the request
+Both services may store some messages of a call and reject others. A sender repeats the call
 with the rejected ones as long as `SendAttempts.wait` returns True.
 """
 
@@ -60,7 +60,7 @@ class SendAttempts:
 def rejection(
     place: ServiceAddress, action: str, resource: str, failed: Mapping[str, object]
 ) -> QdoError:
-    """Return the error for one message of a request that was rejected.
+    """Return the error for one message of a call that was rejected.
 
     An `UnreachableError` means that a retry can succeed.
 

@@ -1,9 +1,9 @@
-"""The Kinesis requests of one stream, and the rate limits of its shards.
+"""The Kinesis calls of one stream, and the rate limits of its shards.
 
 The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its own clock and
 rejects AT_TIMESTAMP with a time in its future.
 
-Iterators and records raise one of `qdo.brokers.aws.errors.BOTO_ERRORS`; the other requests raise
+Iterators and records raise one of `qdo.brokers.aws.errors.BOTO_ERRORS`; the other calls raise
 its `translation`.
 """
 
@@ -31,7 +31,7 @@ from qdo.text import describe
 SLACK_SECONDS = 5.0
 """Assumed skew at first: no shard is read from a more recent time than this."""
 SKEW_SECONDS = 300.0
-"""Largest possible skew: AWS rejects requests whose signature is further ahead."""
+"""Largest possible skew: AWS rejects calls whose signature is further ahead."""
 
 
 class ClockSkew:
@@ -81,7 +81,7 @@ Taken = tuple[int, bytes, "str | None", "str | None"]
 
 @dataclass(frozen=True, slots=True)
 class GetIterator:
-    """Request a shard iterator.
+    """Ask for a shard iterator.
 
     :ivar kind: ShardIteratorType.
     :ivar sequence: of the record to begin at.
@@ -95,7 +95,7 @@ class GetIterator:
 
 @dataclass(frozen=True, slots=True)
 class GetRecords:
-    """Request the records at an iterator, at most `limit`."""
+    """Ask for the records at an iterator, at most `limit`."""
 
     iterator: str
     limit: int
@@ -123,7 +123,7 @@ class Records:
     """Memory in bytes that the messages of one record take, on average."""
     cut: bool = False
     """`rows` has the messages of the first records only: all of them would take too much memory.
-    The others must be requested again."""
+    The others must be asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ SUMMARY_SECONDS = 60.0
 """How long the description of the stream is cached."""
 
 SEEKERS = 16
-"""Most concurrent requests for iterators: a worker may start with a thousand shards."""
+"""Most concurrent calls for iterators: a worker may start with a thousand shards."""
 
 TARGET = "Kinesis_20131202"
 
@@ -207,7 +207,7 @@ class ShardReadLimiter:
 
 
 class KinesisApi:
-    """The read requests of one stream. Safe to use from several threads.
+    """The read calls of one stream. Safe to use from several threads.
 
     :param client: of boto3, without retries.
     :param calls: makes GetRecords calls, the most frequent ones.
@@ -224,25 +224,25 @@ class KinesisApi:
         self._cached_summary: tuple[Mapping[str, Any], float] | None = None
 
     def seek(self, shard: str, seek: GetIterator) -> str:
-        request: dict[str, Any] = {
+        call: dict[str, Any] = {
             "StreamName": self.address.stream,
             "ShardId": shard,
             "ShardIteratorType": seek.kind,
         }
         if seek.sequence is not None:
-            request["StartingSequenceNumber"] = str(seek.sequence)
+            call["StartingSequenceNumber"] = str(seek.sequence)
         if seek.time is not None:
-            request["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.UTC)
+            call["Timestamp"] = datetime.datetime.fromtimestamp(seek.time, datetime.UTC)
         with self._seeks:
             sent_at = time.time()
-            response = self._client.get_shard_iterator(**request)
+            response = self._client.get_shard_iterator(**call)
         self.ahead_seconds = ClockSkew.ahead_seconds(response, sent_at)
         return str(response["ShardIterator"])
 
     def read(self, read: GetRecords, hash_keys: tuple[int, int] | None) -> Records:
         """Return records; `hash_keys` are those of the shard."""
-        request = {"ShardIterator": read.iterator, "Limit": read.limit}
-        return parse_records(self._calls.call("GetRecords", request), hash_keys)
+        call = {"ShardIterator": read.iterator, "Limit": read.limit}
+        return parse_records(self._calls.call("GetRecords", call), hash_keys)
 
     def retention(self) -> RetentionPeriod:
         summary = self._summary()

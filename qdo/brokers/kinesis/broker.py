@@ -75,7 +75,7 @@ class KinesisCatalog(QueueCatalog):
     def has_position(self, queue: str, position: int) -> bool:
         """Return whether a shard has a record, or may have had one that has expired.
 
-        Makes a few requests, which count toward the shard's read limit.
+        Makes a few calls, which count toward the shard's read limit.
         """
         return self._shards.find(queue) is None or self._peek(queue, position).finds()
 
@@ -97,7 +97,7 @@ class KinesisCatalog(QueueCatalog):
     def backlog(self, queue: str, after: int) -> Backlog:
         """Return whether anything waits behind a position, and how old it is.
 
-        `count` is 1 for any number; `head` is the present. Makes up to a few requests, which count
+        `count` is 1 for any number; `head` is the present. Makes up to a few calls, which count
         toward the shard's read limit, unless this process owns and reads the shard.
         """
         found = self._own_backlog(queue, after)
@@ -117,7 +117,7 @@ log = logging.getLogger(__name__)
 READERS = 256
 """Number of connections that are kept for reads."""
 SENDERS = 16
-"""Maximum of open requests with messages."""
+"""Maximum of open calls with messages."""
 
 
 class KinesisBroker(AwsBroker):
@@ -144,7 +144,7 @@ class KinesisBroker(AwsBroker):
         self.address = address
         self._subscriptions: dict[str, KinesisSubscription] = {}
         self._live: set[KinesisSubscription] = set()
-        """Subscriptions that may still make a request."""
+        """Subscriptions that may still make a call."""
         self._client = make_client(address.place)
         # Reading and sending retry, each at its own pace.
         self._reads = make_client(address.place, connections=SEEKERS, attempts=1)

@@ -1,4 +1,4 @@
-"""Read a shard without owning it, for commands of operators. Makes only a few requests.
+"""Read a shard without owning it, for commands of operators. Makes only a few calls.
 
 Methods raise a QdoError if Kinesis does not answer.
 """
@@ -19,10 +19,10 @@ FETCH_BYTES = 16 * 1024 * 1024
 """A fetch ends at this size of bodies."""
 LOOK_RECORDS = 2
 """The record at the position, and the next."""
-BACKLOG_REQUESTS = 4
-"""Requests to find the backlog: an iterator, and a few responses that may be empty."""
+BACKLOG_CALLS = 4
+"""Calls to find the backlog: an iterator, and a few responses that may be empty."""
 BACKLOG_SECONDS = 10.0
-"""No request for the backlog begins later: a shard that does not answer must not hold up others."""
+"""No call for the backlog begins later: a shard that does not answer must not hold up others."""
 
 Begin = Callable[[int], ShardReader]
 
@@ -60,7 +60,7 @@ class PeekReader:
 
     @property
     def poll(self) -> ShardPoller:
-        """The poller of the shard; the first access may make requests."""
+        """The poller of the shard; the first access may make calls."""
         return self._started().poll
 
     def _started(self) -> ShardReader:
@@ -72,24 +72,24 @@ class PeekReader:
         """Read until messages arrive; return None at the tip."""
         reader = self._started()
         while True:
-            rows = self._request(reader, count + 1)  # the first record may be a known one
+            rows = self._call(reader, count + 1)  # the first record may be a known one
             if rows:
                 return rows
             if rows is None or reader.poll.tip.reached:
                 return None
 
-    def _request(self, reader: ShardReader, most: int) -> list[Taken] | None:
-        """Make the next request once it is due; return None if there is none or on a stop."""
+    def _call(self, reader: ShardReader, most: int) -> list[Taken] | None:
+        """Make the next call once it is due; return None if there is none or on a stop."""
         while not self._stopped.is_set():
             now = time.time()
-            request = reader.poll.next(now, most)
-            if request is None:
+            call = reader.poll.next(now, most)
+            if call is None:
                 return None
             pause = reader.poll.due_in(now)
-            if not pause and isinstance(request, GetRecords):
+            if not pause and isinstance(call, GetRecords):
                 pause = self._limiter.wait(self._shard, now)
             if pause <= 0:
-                return reader.step(request, now)
+                return reader.step(call, now)
             self._stopped.wait(pause)
         return None
 
@@ -97,37 +97,37 @@ class PeekReader:
         """Return whether the shard has a record at the position, or only later ones."""
         reader = self._started()
         while reader.poll.has_position is None:
-            if self._request(reader, LOOK_RECORDS) is None or reader.poll.tip.reached:
+            if self._call(reader, LOOK_RECORDS) is None or reader.poll.tip.reached:
                 break
         return reader.poll.has_position is True
 
     def head(self) -> int:
         """Return the present time at Kinesis, whose clock dates the messages.
 
-        The request for an iterator shows how far the local clock is ahead.
+        The call for an iterator shows how far the local clock is ahead.
         """
         reader = self._started()
-        request = reader.poll.next(time.time())
-        if isinstance(request, GetIterator):
-            reader.step(request, time.time())
+        call = reader.poll.next(time.time())
+        if isinstance(call, GetIterator):
+            reader.step(call, time.time())
         if reader.failure is not None:
             raise reader.failure
         return reader.backlog(None, time.time()).head
 
     def look(self) -> Backlog:
-        """Return whether any message is waiting, after a few requests at most."""
+        """Return whether any message is waiting, after a few calls at most."""
         reader = self._started()
         until = time.monotonic() + BACKLOG_SECONDS
         rows: list[Taken] = []
-        for _ in range(BACKLOG_REQUESTS):
+        for _ in range(BACKLOG_CALLS):
             # Reads count against the rate limit of the shard, so its owner loses them.
-            request = reader.poll.next(time.time(), LOOK_RECORDS)
-            if request is None or rows or reader.poll.tip.reached or self._stopped.is_set():
+            call = reader.poll.next(time.time(), LOOK_RECORDS)
+            if call is None or rows or reader.poll.tip.reached or self._stopped.is_set():
                 break
             if time.monotonic() > until:
                 break
             self._stopped.wait(reader.poll.due_in(time.time()))
-            rows = reader.step(request, time.time())
+            rows = reader.step(call, time.time())
         if reader.failure is not None:
             raise reader.failure
         return reader.backlog(rows[0][0] if rows else None, time.time())

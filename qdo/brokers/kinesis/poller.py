@@ -1,16 +1,16 @@
-"""The next request for one shard: a state machine without I/O and without a clock.
+"""The next call for one shard: a state machine without I/O and without a clock.
 
 ==============  ================================================  ==============================
-request         when                                              answered with
+call            when                                              answered with
 ==============  ================================================  ==============================
 `GetIterator`   there is no iterator: at the start, when it       `iterator_received`
-                expired, and after a request whose outcome is
+                expired, and after a call whose outcome is
                 unknown
 `GetRecords`    there is an iterator                              `records_received`
-(either)        the request failed                                `request_throttled`,
+(either)        the call failed                                   `call_throttled`,
                                                                   `timestamp_rejected`,
                                                                   `iterator_expired`, or else
-                                                                  `request_failed`
+                                                                  `call_failed`
 None            the shard was read to its end
 ==============  ================================================  ==============================
 
@@ -58,7 +58,7 @@ class ShardTip:
         self._behind: tuple[float, float] | None = None
 
     def records_received(self, response: Records, limit: int, now: float) -> None:
-        """Update the distance from a response to a request for at most `limit` records."""
+        """Update the distance from a response to a call for at most `limit` records."""
         self._behind = response.behind_seconds, now
         complete = response.records < limit and not response.cut
         self.reached = response.behind_seconds <= 0 and complete
@@ -101,7 +101,7 @@ def proves_complete(
 
 FIRST_RECORDS = 1000
 ANSWER_BYTES = 4 * 1024 * 1024
-"""Approximate size of a response: the number of records requested follows their size."""
+"""Approximate size of a response: the number of records asked for follows their size."""
 READ_BYTES_PER_SECOND = 2 * 1024 * 1024
 """Read rate of a shard, for all its readers together; Kinesis throttles faster readers."""
 READ_BACKOFF = Backoff(1.0, 30.0)
@@ -117,8 +117,8 @@ class ShardPoller:
     :ivar tip: distance of the last response from the tip of the shard.
     :ivar has_position: whether the shard has the record at `after`, or only later ones. None
         before the first record.
-    :ivar throttled: number of throttled requests.
-    :ivar failures: requests that failed since the last response, without throttled ones.
+    :ivar throttled: number of throttled calls.
+    :ivar failures: calls that failed since the last response, without throttled ones.
     :ivar consecutive_errors: the same, with throttled ones.
     """
 
@@ -144,7 +144,7 @@ class ShardPoller:
         self._beginning: GetIterator | None = None
         self._sought: int | None = None
         self._trimmed_position = 0
-        self._record_limit = self._requested = FIRST_RECORDS
+        self._record_limit = self._asked_for = FIRST_RECORDS
         self._ended = is_end(after)
         self._paused_seconds = 0.0
 
@@ -154,12 +154,12 @@ class ShardPoller:
         return self._ended
 
     def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
-        """Return the next request, for at most `most` records, to be made once `due_in` is 0."""
+        """Return the next call, for at most `most` records, to be made once `due_in` is 0."""
         if self._ended:
             return None
         if self._iterator is not None:
-            self._requested = min(self._record_limit, most)
-            return GetRecords(self._iterator, self._requested)
+            self._asked_for = min(self._record_limit, most)
+            return GetRecords(self._iterator, self._asked_for)
         sequence = sequence_of(self.after)
         if sequence and self.after == self._trimmed_position:
             return GetIterator("TRIM_HORIZON")
@@ -182,7 +182,7 @@ class ShardPoller:
     def records_received(self, answer: Records, now: float) -> list[Taken]:
         """Process the response to `GetRecords`; return the messages that are new.
 
-        :raises PositionTrimmed: the response does not begin with the requested record; see
+        :raises PositionTrimmed: the response does not begin with the record asked for; see
             `resume_at_oldest`. No message of the response is taken.
         """
         self._check_first(answer)
@@ -190,7 +190,7 @@ class ShardPoller:
             self.has_position = answer.first >= sequence_of(self.after)
         self._iterator = None if answer.cut else answer.next_iterator
         self.consecutive_errors = self.failures = 0
-        self.tip.records_received(answer, self._requested, now)
+        self.tip.records_received(answer, self._asked_for, now)
         self._ended = answer.next_iterator is None and not answer.cut
         self._pause(now, max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND))
         if answer.records:
@@ -238,13 +238,13 @@ class ShardPoller:
             return max(0.0, now - time_of_position(time_in(oldest)))
         return 0.0 if self._ended else self.tip.behind_seconds(now)
 
-    def request_throttled(self, now: float) -> float:
-        """Back off after a throttled request; return the delay in seconds."""
+    def call_throttled(self, now: float) -> float:
+        """Back off after a throttled call; return the delay in seconds."""
         self.throttled += 1
         return self._back_off(now)
 
-    def request_failed(self, now: float) -> float:
-        """Back off after a request whose outcome is unknown; return the delay in seconds."""
+    def call_failed(self, now: float) -> float:
+        """Back off after a call whose outcome is unknown; return the delay in seconds."""
         self._iterator = None
         self.failures += 1
         return self._back_off(now)
@@ -281,7 +281,7 @@ class ShardPoller:
         self._ended = True
 
     def due_in(self, now: float) -> float:
-        """Return the seconds until the next request may be made.
+        """Return the seconds until the next call may be made.
 
         :param now: Unix time. The poller does not wait longer if the clock was set back.
         """

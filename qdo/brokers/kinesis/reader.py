@@ -1,4 +1,4 @@
-"""Make the requests of a shard poller, and keep the messages that are not known to be done."""
+"""Make the calls of a shard poller, and keep the messages that are not known to be done."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LEAST_RETENTION_SECONDS = 86_400.0
 
 
 class ShardReader:
-    """Makes the requests of a `ShardPoller` and handles their failures.
+    """Makes the calls of a `ShardPoller` and handles their failures.
 
     :param hash_keys: of the shard. If None, which means unknown, messages that belong to other
         shards are kept.
@@ -56,7 +56,7 @@ class ShardReader:
         continue with the oldest record. ``look``: the same without logging, for callers that
         process nothing.
     :param is_listed: returns whether the stream still has the shard.
-    :ivar failure: the error of the latest request, None if it succeeded.
+    :ivar failure: the error of the latest call, None if it succeeded.
     :ivar gap: the error for the position, if its record is gone; also without ``stop``.
     """
 
@@ -78,8 +78,8 @@ class ShardReader:
         self.failure: QdoError | None = None
         self.gap: PositionTrimmedError | None = None
 
-    def step(self, request: GetIterator | GetRecords, now: float) -> list[Taken]:
-        """Make one request of the poller; return the messages received.
+    def step(self, call: GetIterator | GetRecords, now: float) -> list[Taken]:
+        """Make one call of the poller; return the messages received.
 
         :param now: Unix time.
         :raises PositionTrimmedError: the record to resume after is gone.
@@ -87,14 +87,14 @@ class ShardReader:
         """
         self.failure = None
         try:
-            if isinstance(request, GetIterator):
-                self.poll.iterator_received(self._api.seek(self._shard, request))
+            if isinstance(call, GetIterator):
+                self.poll.iterator_received(self._api.seek(self._shard, call))
                 return []
-            return self.poll.records_received(self._api.read(request, self._hash_keys), now)
+            return self.poll.records_received(self._api.read(call, self._hash_keys), now)
         except PositionTrimmed:
             self._position_trimmed(now)
         except BOTO_ERRORS as error:
-            self._failed(error, request, now)
+            self._failed(error, call, now)
         return []
 
     def backlog(self, oldest: int | None, now: float) -> Backlog:
@@ -128,15 +128,15 @@ class ShardReader:
             log.debug("the retention of the stream cannot be read: %s", error)
             return None
 
-    def _failed(self, error: Exception, request: GetIterator | GetRecords, now: float) -> None:
+    def _failed(self, error: Exception, call: GetIterator | GetRecords, now: float) -> None:
         address = self._api.address
         found = translation(error, address.place, "shard", f"{address.stream}/{self._shard}")
         if code_of(error) == _EXPIRED:
             log.info("queue %s: the shard iterator expired; requesting a new one", self._shard)
             self.poll.iterator_expired()
-        elif code_of(error) == _INVALID and isinstance(request, GetIterator) and request.sequence:
+        elif code_of(error) == _INVALID and isinstance(call, GetIterator) and call.sequence:
             self._position_trimmed(now)
-        elif code_of(error) == _INVALID and _has_time(request) and self.poll.timestamp_rejected():
+        elif code_of(error) == _INVALID and _has_time(call) and self.poll.timestamp_rejected():
             log.warning(
                 "queue %s: the clock of this machine is ahead of the clock of Kinesis; reading"
                 " from a time %g minutes earlier. Correct the clock",
@@ -145,12 +145,12 @@ class ShardReader:
             )
         elif is_throttling(error):
             self.failure = found
-            pause = self.poll.request_throttled(now)
+            pause = self.poll.call_throttled(now)
             # An occasional one is harmless: another process read the shard, such as a CLI command.
             level = logging.WARNING if self.poll.consecutive_errors >= PATIENCE else logging.INFO
             log.log(level, "queue %s: throttled by Kinesis; retrying in %.1f s", self._shard, pause)
         else:
-            pause = self.poll.request_failed(now)
+            pause = self.poll.call_failed(now)
             if is_not_found(error) and not self._is_listed():
                 self.expired()
                 return
@@ -171,7 +171,7 @@ class ShardReader:
             return
         self.gap = error = self._trimmed_error(retention)
         if self._trimmed == "stop":
-            poll.request_failed(now)
+            poll.call_failed(now)
             raise error
         if self._trimmed == "oldest":
             log.warning("%s: continuing with the oldest record", error)
@@ -205,8 +205,8 @@ class ShardReader:
         )
 
 
-def _has_time(request: GetIterator | GetRecords) -> bool:
-    return isinstance(request, GetIterator) and request.time is not None
+def _has_time(call: GetIterator | GetRecords) -> bool:
+    return isinstance(call, GetIterator) and call.time is not None
 
 
 KEPT_BYTES = 8 * 1024 * 1024

@@ -1,9 +1,9 @@
-"""Sending to a stream: up to 500 records per request, in order for each key.
+"""Sending to a stream: up to 500 records per call, in order for each key.
 
-PutRecords may store some records of a request and reject earlier ones. So a request contains only
+PutRecords may store some records of a call and reject earlier ones. So a call contains only
 one record per key, and the next record of a key waits until the previous one is stored. Keys do not
 wait for each other, and messages without a key do not wait at all. All messages that are sent to
-one shard by its name form a single lane, as in any queue of qdo. If a response is lost, the request
+one shard by its name form a single lane, as in any queue of qdo. If a response is lost, the call
 is repeated. Then its records may be stored twice, directly after one another within their lane.
 """
 
@@ -30,8 +30,8 @@ from qdo.queues import check_queue_name
 log = logging.getLogger(__name__)
 
 MOST_RECORDS = 500
-REQUEST_BYTES = 5 * 1024 * 1024
-"""Size of all records of a request. Newer streams accept twice as much; all accept this."""
+CALL_BYTES = 5 * 1024 * 1024
+"""Size of all records of a call. Newer streams accept twice as much; all accept this."""
 SEND_BACKOFF = Backoff(0.1, 5.0)
 
 
@@ -149,7 +149,7 @@ class KinesisSender:
         return rejection(self._address.place, "kinesis:PutRecords", stream, failed)
 
     def _check_shard(self, ready: _Ready, found: str) -> None:
-        """List the shards again if a message went to another shard than requested."""
+        """List the shards again if a message went to another shard than asked for."""
         if ready.shard in (None, found):
             return
         log.warning(
@@ -162,12 +162,12 @@ class KinesisSender:
 
 
 def _heads(lanes: _Lanes) -> list[_Ready]:
-    """Return the first message of each lane, up to the limits of a request."""
+    """Return the first message of each lane, up to the limits of a call."""
     batch: list[_Ready] = []
     size = 0
     for lane in lanes.values():
         size += lane[0].size
-        if batch and (len(batch) == MOST_RECORDS or size > REQUEST_BYTES):
+        if batch and (len(batch) == MOST_RECORDS or size > CALL_BYTES):
             break
         batch.append(lane[0])
     return batch

@@ -1,6 +1,6 @@
 """The shards of a stream, with their parents and ranges of hash keys.
 
-Requests raise the errors of `qdo.brokers.aws.errors.translation`, such as AwsNotFoundError if the
+Calls raise the errors of `qdo.brokers.aws.errors.translation`, such as AwsNotFoundError if the
 stream does not exist.
 """
 
@@ -55,21 +55,21 @@ class Shards:
         self._lock = threading.Lock()
 
     def list(self) -> Sequence[Shard]:
-        """Request all shards that contain or accept records.
+        """List all shards that contain or accept records.
 
         Closed shards are listed until the stream has deleted all their records.
         """
         listed: list[Shard] = []
-        request: dict[str, Any] = {
+        call: dict[str, Any] = {
             "StreamName": self._address.stream,
             "ShardFilter": {"Type": "FROM_TRIM_HORIZON"},
         }
-        while request:
+        while call:
             with translate(self._address.place, "stream", self._address.stream):
-                answer = self._client.list_shards(**request)
+                answer = self._client.list_shards(**call)
             listed.extend(map(shard_of, answer["Shards"]))
             # The token implies the other parameters: Kinesis rejects both together.
-            request = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
+            call = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
         with self._lock:
             self._known = {each.name: each for each in listed}
             self._stale = False
@@ -84,7 +84,7 @@ class Shards:
         return shard
 
     def is_listed(self, name: str) -> bool:
-        """Request whether the stream has a shard at present."""
+        """Ask whether the stream has a shard at present."""
         self.list()
         return self.known(name) is not None
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 AHEAD_BYTES = ANSWER_BYTES // 2
 AHEAD_MESSAGES = MOST_RECORDS // 2
-"""More records are requested while the buffer has less than both and the owner fetches."""
+"""More records are asked for while the buffer has less than both and the owner fetches."""
 TIP_SECONDS = 900.0
 """How often progress through a shard without messages is recorded."""
 
@@ -29,9 +29,9 @@ Begin = Callable[[int], ShardReader]
 class KinesisSubscription(Subscription):
     """The messages of one shard, for its owner.
 
-    :param begin: makes the reader of the shard after a position; may make requests.
+    :param begin: makes the reader of the shard after a position; may make calls.
     :param wake: called when there is something new to fetch.
-    :param ended: called when no more requests will be made.
+    :param ended: called when no more calls will be made.
     :param clock: returns the Unix time.
     """
 
@@ -67,7 +67,7 @@ class KinesisSubscription(Subscription):
         self.end = self.fetched_through = None
 
     def start(self) -> None:
-        """Start the thread, which makes requests once the owner fetches."""
+        """Start the thread, which makes calls once the owner fetches."""
         self._thread = threading.Thread(
             target=self._run, name=f"qdo-kinesis-{self._shard}", daemon=True
         )
@@ -84,7 +84,7 @@ class KinesisSubscription(Subscription):
         return self
 
     def fetch(self, limit: int) -> list[Taken]:
-        """Return the next messages of the buffer, at most `limit`; request more if it runs low.
+        """Return the next messages of the buffer, at most `limit`; ask for more if it runs low.
 
         :raises QdoError: reading failed, and all messages of the buffer were fetched.
         """
@@ -132,7 +132,7 @@ class KinesisSubscription(Subscription):
         self._limiter.forget(self._shard)
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait until no request is under way; return False on a timeout."""
+        """Wait until no call is under way; return False on a timeout."""
         if self._thread is not None:
             self._thread.join(timeout_seconds)
             return not self._thread.is_alive()
@@ -150,7 +150,7 @@ class KinesisSubscription(Subscription):
             self._ended(self)
 
     def step(self) -> float | None:
-        """Make the next request if more messages are wanted and the request is due.
+        """Make the next call if more messages are wanted and the call is due.
 
         :return: seconds until the next step; None: not before the owner wants more.
         """
@@ -161,7 +161,7 @@ class KinesisSubscription(Subscription):
         if not wanted:
             return None
         try:
-            return self._request(buffer, reader or self._started(buffer, after))
+            return self._call(buffer, reader or self._started(buffer, after))
         except Exception as error:  # noqa: BLE001 - raised where the owner fetches
             self._failed(buffer, error)
             return None
@@ -173,23 +173,23 @@ class KinesisSubscription(Subscription):
                 self._reader = reader
         return reader
 
-    def _request(self, buffer: PrefetchBuffer, reader: ShardReader) -> float | None:
+    def _call(self, buffer: PrefetchBuffer, reader: ShardReader) -> float | None:
         poll = reader.poll
         now = self._clock()
         if pause := poll.due_in(now):
             return pause
-        request = poll.next(now)
-        if request is None:
+        call = poll.next(now)
+        if call is None:
             return self._received(buffer, poll, [])
-        if isinstance(request, GetRecords) and (pause := self._limiter.wait(self._shard, now)):
+        if isinstance(call, GetRecords) and (pause := self._limiter.wait(self._shard, now)):
             return pause
-        rows = reader.step(request, self._clock())
+        rows = reader.step(call, self._clock())
         return self._received(buffer, poll, rows)
 
     def _received(
         self, buffer: PrefetchBuffer, poll: ShardPoller, rows: list[Taken]
     ) -> float | None:
-        """Add messages to the buffer; return the seconds until the next request."""
+        """Add messages to the buffer; return the seconds until the next call."""
         with self._lock:
             if buffer is not self._buffer:
                 return 0.0  # the owner went back to another position

@@ -17,8 +17,8 @@ from qdo.brokers.postgresql.writer import (
     ARRAYS,
     REQUESTS,
     UNKNOWN,
+    GroupedWork,
     PostgresqlWriter,
-    Share,
     arrays_of,
     execute_within,
     refusal,
@@ -191,8 +191,8 @@ class PostgresqlRequests(RequestStore):
             return []
         if connection is None:
             ids = frozenset(_locked(each.id) for each in requests)
-            share = Share(self._asked, requests, None, ids, _OF_REQUESTS)
-            new: list[bool] = self._writer.call(share, size)
+            work = GroupedWork(self._asked, requests, None, ids, _OF_REQUESTS)
+            new: list[bool] = self._writer.call(work, size)
             return new
         parameters = (self._node, self._app, *_arrays(requests), None)
         try:
@@ -281,8 +281,8 @@ class PostgresqlRequests(RequestStore):
         queues = frozenset(message.queue for message in report.messages)
         locked = queues | {_locked(report.take.id)}
         told |= _announced(report.messages)
-        share = Share(self._reported, report, report.take.id, locked, told)
-        valid = bool(self._writer.call(share, size))
+        work = GroupedWork(self._reported, report, report.take.id, locked, told)
+        valid = bool(self._writer.call(work, size))
         if report.state == WAITING:
             self._looks.clear()  # see it at once
         return valid

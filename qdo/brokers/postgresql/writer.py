@@ -67,8 +67,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A part of a statement that calls share.
+class GroupedWork:
+    """The part of one call in a statement for several calls.
 
     :ivar act: called with the connection, the parts of all calls and the milliseconds that it may
         wait for a lock; returns their results.
@@ -84,7 +84,7 @@ class Share:
     told: frozenset[str]
 
 
-Work: TypeAlias = "Sequence[Outgoing] | Change | Share"
+Work: TypeAlias = "Sequence[Outgoing] | Change | GroupedWork"
 """Messages without options, or something else."""
 
 NOTIFY_SECONDS = 0.002
@@ -212,7 +212,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
     ) -> BaseException | None:
         """Handle calls in one transaction; return the error, None on success."""
         works: list[Any] = [call.work for call in calls]
-        act = self._shared if isinstance(works[0], Share) else self._appended
+        act = self._shared if isinstance(works[0], GroupedWork) else self._appended
         lock_ms = round(lock_seconds * 1000)
         try:
             results = self._session.run(
@@ -237,7 +237,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         return list(itertools.starmap(range, itertools.pairwise(ends)))
 
     def _shared(
-        self, connection: PostgresqlConnection, works: list[Share], lock_ms: int
+        self, connection: PostgresqlConnection, works: list[GroupedWork], lock_ms: int
     ) -> list[Any]:
         results = works[0].act(connection, [work.part for work in works], lock_ms)
         self._unannounced.update(*(work.told for work in works))
@@ -347,7 +347,7 @@ def _groups(calls: list[GroupedCall[Work]]) -> list[list[GroupedCall[Work]]]:
     groups: dict[Any, list[GroupedCall[Work]]] = {}
     alone: Counter[tuple[Any, str]] = Counter()
     for call in calls:
-        if isinstance(call.work, Share):
+        if isinstance(call.work, GroupedWork):
             own = call.work.act, call.work.alone or str(id(call))
             groups.setdefault((call.work.act, alone[own]), []).append(call)
             alone[own] += 1
@@ -357,7 +357,7 @@ def _groups(calls: list[GroupedCall[Work]]) -> list[list[GroupedCall[Work]]]:
 
 
 def _queues(work: Work) -> frozenset[str]:
-    if isinstance(work, Change | Share):
+    if isinstance(work, Change | GroupedWork):
         return work.queues
     return frozenset(message.queue for message in work)
 

@@ -1,4 +1,4 @@
-"""The requests to SQS about the messages of one owner, ten messages at a time."""
+"""The calls to SQS about the messages of one owner, ten messages at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReceiveResponse:
-    """The results of the entries of a request.
+    """The results of the entries of a call.
 
     :ivar refused: their receipts are no longer valid.
     :ivar failed: to be retried.
@@ -50,13 +50,13 @@ class ReceiveResponse:
 
 
 class SqsApi:
-    """The requests of one process.
+    """The calls of one process.
 
-    :param calls: makes requests that SQS answers at once.
+    :param calls: makes those that SQS answers at once.
     :param polling: makes long polls.
     :param objects: of S3, for bodies that are too large for SQS; None: every body is in SQS.
     :param polls: maximum of open polls; see `qdo.system.processes`.
-    :ivar counts: number of requests, by action.
+    :ivar counts: number of calls, by action.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class SqsApi:
 def _log_rejected(
     queue: str, action: str, batch: Sequence[InFlightMessage], faults: Mapping[int, Any]
 ) -> None:
-    """Log rejected entries of a request: a line for each reason, with its number of messages.
+    """Log rejected entries of a call: a line for each reason, with its number of messages.
 
     The messages of SQS contain receipt handles of hundreds of characters, which help no reader.
     """

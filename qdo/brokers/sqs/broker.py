@@ -138,7 +138,7 @@ class SqsCatalog(QueueCatalog):
 POLL_SLACK_SECONDS = 10.0
 """How much longer than the long poll itself its answer may take."""
 CONNECTIONS = 4 * AT_ONCE
-"""Maximum of open requests, without those of consuming, which have their own connections."""
+"""Maximum of open calls, without those of consuming, which have their own connections."""
 LARGER_BODIES = (
     "raise max_body of the broker's address, up to {}, or add bucket=NAME, which keeps larger"
     " bodies in S3"
@@ -247,7 +247,7 @@ class SqsBroker(AwsBroker):
 
         address = self.address
         polls = ensure_open_files(MOST_POLLS)
-        requests = SqsApi(
+        api = SqsApi(
             make_calls(address.place, TARGET, METHODS, connections=CONNECTIONS),
             make_calls(
                 address.place,
@@ -264,7 +264,7 @@ class SqsBroker(AwsBroker):
             polls=polls,
         )
         return SqsConsumer(
-            requests,
+            api,
             self._wake,
             visibility_seconds=address.visibility_seconds,
             idle_seconds=address.idle_seconds,
@@ -272,8 +272,8 @@ class SqsBroker(AwsBroker):
             receipts=self._receipts,
         )
 
-    def request_counts(self) -> dict[str, int]:
-        return {} if self._consumer is None else dict(self._consumer.requests.counts)
+    def call_counts(self) -> dict[str, int]:
+        return {} if self._consumer is None else dict(self._consumer.api.counts)
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -20,7 +20,7 @@ A message whose body is in S3 has a pointer, in the formats of AWS's extended cl
 
 The clients mix them. The Java client 2.x writes the legacy attribute with the current class by
 default, and the Python client writes the legacy format with `use_legacy_attribute`. When they
-receive, some clients request or know only one of the attributes. So qdo reads every combination
+receive, some clients ask for or know only one of the attributes. So qdo reads every combination
 and writes both attributes. It writes the current class, which all supported clients read.
 
 A position is a message's send time and identity. SQS has no positions. A message gets one when it
@@ -102,7 +102,7 @@ def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPo
     if not isinstance(bucket, str) or not isinstance(key, str):
         return None
     if not 0 < len(key.encode("utf-8", "replace")) <= _MAX_KEY_BYTES:
-        return None  # boto3 and S3 would reject the request
+        return None  # boto3 and S3 would reject the call
     return BodyPointer(bucket, key)
 
 
@@ -131,7 +131,7 @@ RECEIVED_ATTRIBUTES = (
     "SequenceNumber",
     "MessageGroupId",
 )
-"""MessageSystemAttributeNames of a receive request, besides all MessageAttributeNames."""
+"""MessageSystemAttributeNames of a receive call, besides all MessageAttributeNames."""
 
 _BASE64 = "base64"
 _EMPTY = "empty"

@@ -19,7 +19,7 @@ from qdo.errors import QdoError
 from qdo.text import pluralize
 
 CLOSE_SECONDS = 10.0
-"""How long closing waits for requests after the end of the last long poll."""
+"""How long closing waits for calls after the end of the last long poll."""
 
 DEFAULT_TIMING = Timing()
 
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class SqsConsumer:
-    """Opens subscriptions, and waits for their requests when it closes.
+    """Opens subscriptions, and waits for their calls when it closes.
 
     :param wake: called with the queues that have messages to fetch.
     """
 
     def __init__(
         self,
-        requests: SqsApi,
+        api: SqsApi,
         wake: Callable[[Iterable[str]], None],
         *,
         visibility_seconds: float,
@@ -44,7 +44,7 @@ class SqsConsumer:
         budget: MemoryBudget | None = None,
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
-        self.requests = requests
+        self.api = api
         self._wake = wake
         self._visibility_seconds = visibility_seconds
         self._idle_seconds = idle_seconds
@@ -66,7 +66,7 @@ class SqsConsumer:
         """Return a subscription; it polls once its owner fetches."""
         made = SqsSubscription(
             queue,
-            self.requests,
+            self.api,
             InFlightMessages(
                 after,
                 unconfirmed,
@@ -118,12 +118,12 @@ class SqsConsumer:
     def _left(self, queue: str, attempt: str, receipts: list[str]) -> list[str]:
         """Return the receipts to release once the poll of a dead process is over."""
         if queue.endswith(FIFO):
-            return self.requests.receive_lost(queue, attempt)
+            return self.api.receive_lost(queue, attempt)
         return receipts
 
     def _try(self, faults: list[QdoError], queue: str, receipts: Callable[[], list[str]]) -> None:
         try:
-            self.requests.release_receipts(queue, receipts())
+            self.api.release_receipts(queue, receipts())
         except QdoError as error:
             faults.append(error)
 
@@ -145,4 +145,4 @@ class SqsConsumer:
                 " after the visibility timeout",
                 pluralize(len(self._open), "queue"),
             )
-        self.requests.close()
+        self.api.close()

@@ -1,7 +1,7 @@
 """Receive, send again, discard and release dead letters in SQS queues of qdo's own.
 
 SQS shows a message only to the consumer that receives it. So listing dead letters receives them
-all, ten at a time, and releases them: two requests for ten, and meanwhile no other process sees
+all, ten at a time, and releases them: two calls for ten, and meanwhile no other process sees
 them. Retrying or discarding keeps all of them for a moment, because the next call is likely to need
 others of them.
 
@@ -219,7 +219,7 @@ class DeadLetterReceiver:
         return done
 
     def _batch(self, method: str, url: str, receipts: Sequence[str], **more: Any) -> dict[int, str]:
-        """Make one request for several messages; return the errors by index."""
+        """Make one call for several messages; return the errors by index."""
         entries = [
             {"Id": str(index), "ReceiptHandle": receipt, **more}
             for index, receipt in enumerate(receipts)
@@ -316,7 +316,7 @@ class SqsDeadLetters(DeadLetterStore):
         return [self._whole(each) for each in found]
 
     def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        """Return one dead letter, without a request if it was listed a moment ago."""
+        """Return one dead letter, without a call if it was listed a moment ago."""
         place = queue, SQS_POSITIONS.identity(position)
         with self._lock:
             young = self._clock() - self._seen_at <= SEEN_SECONDS

@@ -56,7 +56,7 @@ HELD_BYTES = 256 * 1024 * 1024
 """About how many bytes one process holds before its queues receive fewer messages at once."""
 FIRST_BYTES = 262144.0
 """Assumed size of a message before any was received. It is large: the first polls of all queues are
-open at once, and receiving few messages costs each queue only one request."""
+open at once, and receiving few messages costs each queue only one call."""
 
 
 class MemoryBudget:
@@ -141,7 +141,7 @@ class Extensions:
             held.extend_at = until  # SQS would reject an extension
 
     def extended(self, held: InFlightMessage, asked_at: float) -> None:
-        """Record that a request at `asked_at` extended a message."""
+        """Record that a call at `asked_at` extended a message."""
         self.hide(held, asked_at + self._visibility)
 
     def next_at(self) -> float:
@@ -151,7 +151,7 @@ class Extensions:
     def due(self, now: float) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Return the messages to extend now, and those that are no longer hidden.
 
-        Messages that are due soon are extended with the others in one request.
+        Messages that are due soon are extended with the others in one call.
         """
         soon = now + 0.1 * self._visibility
         due, over = [], []
@@ -206,7 +206,7 @@ class InFlightMessages:
     def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
         """Store the messages of an answer.
 
-        :param asked_at: clock time of the request. SQS hid the messages then or later: a long poll
+        :param asked_at: clock time of the call. SQS hid the messages then or later: a long poll
             may wait for them for longer than the visibility timeout.
         """
         until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
@@ -235,10 +235,10 @@ class InFlightMessages:
     def nothing_came(self, asked_at: float) -> None:
         """Handle an answer without messages: it may prove that done messages were deleted.
 
-        They were, if they are neither held nor received, and no request can have hidden them this
+        They were, if they are neither held nor received, and no call can have hidden them this
         long.
 
-        :param asked_at: clock time of the request.
+        :param asked_at: clock time of the call.
         """
         if asked_at >= self._proof_from and not self._held:
             self._unconfirmed.clear()
@@ -246,7 +246,7 @@ class InFlightMessages:
     def in_doubt(self) -> None:
         """Assume that messages are hidden without being held.
 
-        A request without an answer may have received them, or an earlier owner.
+        A call without an answer may have received them, or an earlier owner.
         """
         self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 

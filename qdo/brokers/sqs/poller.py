@@ -40,7 +40,7 @@ from qdo.system.clock import clock as boot_clock
 FIRST_REST_SECONDS = 0.5
 """Pause after the first poll that found nothing; it doubles from poll to poll."""
 RETRY_BACKOFF = Backoff(0.2, 30.0)
-"""Delays after requests that failed."""
+"""Delays after calls that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Poller:
     def __init__(
         self,
         owner: PollOwner,
-        requests: SqsApi,
+        api: SqsApi,
         holding: InFlightMessages,
         budget: MemoryBudget,
         idle_seconds: float,
@@ -105,7 +105,7 @@ class Poller:
         self.open = False
         self._owner = owner
         self._queue = owner.queue
-        self._requests = requests
+        self._api = api
         self._holding = holding
         self._budget = budget
         self._idle_seconds = idle_seconds
@@ -184,7 +184,7 @@ class Poller:
             attempt = self._attempts.next(asked_at)
             self._holding.poll.opened(attempt)
             try:
-                messages = self._requests.receive(
+                messages = self._api.receive(
                     self._queue,
                     attempt,
                     self._how_many,
@@ -283,7 +283,7 @@ class Poller:
             self._empty_at = asked_at
             self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
-                self._owner.begin(lambda: self._requests.look(self._queue))
+                self._owner.begin(lambda: self._api.look(self._queue))
         rung, self._rung = self._rung, False
         empty = 0 if rung else self._empty
         self._pause_for(idle_backoff(empty, self._idle_seconds, self._timing.jitter()))

@@ -1,6 +1,6 @@
 """The queues of SQS below a prefix: their names, URLs, tags, settings and counts.
 
-Each of these costs a request. So a queue's URL is read once, its tags and settings seldom, and its
+Each of these costs a call. So a queue's URL is read once, its tags and settings seldom, and its
 counts no more often than a budget allows.
 """
 
@@ -44,7 +44,7 @@ class Redrive:
 class QueueAttributes:
     """The settings of an SQS queue and its approximate counts, as SQS reports them.
 
-    :ivar read_at: time on the monotonic clock of the request.
+    :ivar read_at: time on the monotonic clock of the call.
     :ivar waiting: messages that can be received.
     :ivar in_flight: messages that were received and are not deleted.
     :ivar delayed: messages that are not due yet.
@@ -99,7 +99,7 @@ SETTINGS_SECONDS = 3600.0
 COUNTS_SECONDS = 5.0
 COUNTS_PER_SECOND = 5.0
 """Counts are read again after `COUNTS_SECONDS`, or later where the queues are so many that this
-would exceed this request rate: 5 a second cost 5 dollars a month."""
+would exceed this call rate: 5 a second cost 5 dollars a month."""
 RETENTION_SECONDS = 1_209_600
 """Retention of created queues: 14 days, the maximum of SQS."""
 _PAGE = 1000
@@ -237,7 +237,7 @@ class SqsQueues:
         return sorted(name for name in bare if self._is_usable(name))
 
     def probe(self) -> None:
-        """Make one request, to check whether SQS can be reached with these credentials."""
+        """Make one call, to check whether SQS can be reached with these credentials."""
         try:
             with translate(self._address.place, "prefix", self._address.prefix):
                 self._client.list_queues(**self._wanted(1))
@@ -294,7 +294,7 @@ class SqsQueues:
         return self.counts_of(self.full_name(queue))
 
     def waiting(self, queue: str) -> int:
-        """Return about how many messages can be received now: always a request."""
+        """Return about how many messages can be received now: always a call."""
         return self._read(self.full_name(queue)).waiting
 
     def counts_of(self, name: str) -> QueueAttributes:
@@ -334,7 +334,7 @@ class SqsQueues:
 
     def _read_tags(self, name: str) -> None:
         with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while
-            tags = self._request("list_queue_tags", name).get("Tags", {})
+            tags = self._call("list_queue_tags", name).get("Tags", {})
             known = self._entry(name)
             known.tags, known.tags_until = tags, self._until()
 
@@ -360,7 +360,7 @@ class SqsQueues:
                 raise
 
     def _read(self, name: str) -> QueueAttributes:
-        answer = self._request("get_queue_attributes", name, AttributeNames=["All"])
+        answer = self._call("get_queue_attributes", name, AttributeNames=["All"])
         facts = facts_of(answer.get("Attributes", {}), self._clock())
         known = self._entry(name)
         known.facts, known.settings_until = facts, self._until()
@@ -370,7 +370,7 @@ class SqsQueues:
         """Return when to read again: at a different time for each queue."""
         return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)  # spreads pauses
 
-    def _request(self, method: str, name: str, **parameters: Any) -> Any:
+    def _call(self, method: str, name: str, **parameters: Any) -> Any:
         url = self.url_of(name)
         try:
             return getattr(self._client, method)(QueueUrl=url, **parameters)

@@ -183,7 +183,7 @@ def _without_body(message: Received, error: Exception) -> Received:
 
 
 def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
-    """Raise if S3 was unreachable twice: one more request can take minutes, too."""
+    """Raise if S3 was unreachable twice: one more call can take minutes, too."""
     unreachable = [fault for fault in faults if isinstance(fault, UnreachableError)]
     if len(unreachable) > 1:
         raise unreachable[0]
@@ -213,7 +213,7 @@ class ReceiveAttemptId:
         return self._id
 
     def batch_size(self, wanted: int) -> int:
-        """Return how many messages the receive requests: as many as its first attempt."""
+        """Return how many messages the receive asks for: as many as its first attempt."""
         self._most = self._most or wanted
         return self._most
 

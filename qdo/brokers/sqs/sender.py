@@ -1,8 +1,8 @@
 """Send to SQS: ten messages at a time, and failed messages again.
 
-Messages of one queue are sent in their order, one request after the other; different queues do not
+Messages of one queue are sent in their order, one call after the other; different queues do not
 wait for each other. A message that fails for the moment is sent again before all messages behind
-it. Still, within one request SQS may store a message and reject the one before it: these two
+it. Still, within one call SQS may store a message and reject the one before it: these two
 change places, also within a FIFO group.
 """
 
@@ -81,7 +81,7 @@ class _PreparedMessage:
 
     :ivar index: its index in the caller's messages.
     :ivar made: the entry for SendMessageBatch, without its Id.
-    :ivar size: bytes that count for the limit of a request.
+    :ivar size: bytes that count for the limit of a call.
     :ivar large: its body, where that goes to S3 first.
     """
 
@@ -101,7 +101,7 @@ class Sent(NamedTuple):
 class SqsSender:
     """Sends messages. Safe to use from several threads or greenlets.
 
-    :param calls: makes each request once: the sender retries.
+    :param calls: makes each call once: the sender retries.
     :param objects: stores bodies that are too large; None: they are rejected.
     :param stopped: ends pauses between attempts.
     """
@@ -274,7 +274,7 @@ def _warn_order_lost(
             overtaken[group] = None
     if overtaken:
         log.warning(
-            "queue %s: SQS stored messages of a request and not those before them, which are sent"
+            "queue %s: SQS stored messages of a call and not those before them, which are sent"
             " now: the order is lost in message groups %s",
             name,
             join_some(list(overtaken)),
@@ -282,7 +282,7 @@ def _warn_order_lost(
 
 
 def _batches(ready: Sequence[_PreparedMessage]) -> Iterator[list[_PreparedMessage]]:
-    """Split messages into requests: at most ten messages and 1 MiB each."""
+    """Split messages into calls: at most ten messages and 1 MiB each."""
     batch: list[_PreparedMessage] = []
     size = 0
     for each in ready:

@@ -26,7 +26,7 @@ class Callbacks:
 
     :ivar lost: called with the position of a message that is no longer held.
     :ivar news: called when there are messages to fetch, or an error.
-    :ivar closed: called when no request or task of the subscription still runs.
+    :ivar closed: called when no call or task of the subscription still runs.
     """
 
     lost: Callable[[int], None]
@@ -40,7 +40,7 @@ class SqsSubscription(Subscription):
     def __init__(
         self,
         queue: str,
-        requests: SqsApi,
+        api: SqsApi,
         holding: InFlightMessages,
         budget: MemoryBudget,
         idle_seconds: float,
@@ -55,8 +55,8 @@ class SqsSubscription(Subscription):
         self._running = 0
         self._closed = False
         self._has_told_names = bool(holding.unconfirmed())
-        self._poller = Poller(self, requests, holding, budget, idle_seconds, timing)
-        consumed = ConsumedQueue(queue, requests, holding, self.begin, timing)
+        self._poller = Poller(self, api, holding, budget, idle_seconds, timing)
+        consumed = ConsumedQueue(queue, api, holding, self.begin, timing)
         self._deletes = Deleter(consumed, self._check_confirmed)
         self._extensions = VisibilityExtender(consumed, choose=self._choose, lose=self._lose)
         self._release = Releaser(consumed).release

@@ -18,7 +18,7 @@ from qdo.brokers.aws.address import (
 )
 
 BATCH = 10
-"""Maximum of messages in one request."""
+"""Maximum of messages in one call."""
 HOLD_SECONDS = 12 * 3600.0
 """SQS hides a message at most this long after it was received, extensions included."""
 MAX_SQS_MESSAGE = 1024 * 1024

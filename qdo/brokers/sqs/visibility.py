@@ -20,13 +20,13 @@ class ConsumedQueue:
     """A queue with its held messages; `begin` runs a task in a greenlet of its own."""
 
     name: str
-    requests: SqsApi
+    api: SqsApi
     holding: InFlightMessages
     begin: Callable[[Callable[[], None]], None]
     timing: Timing
 
     def pause(self, failures: int) -> None:
-        """Wait before the next attempt of a failed request."""
+        """Wait before the next attempt of a failed call."""
         gevent.sleep(RETRY_BACKOFF.delay(failures, self.timing.jitter()))
 
 
@@ -92,7 +92,7 @@ class VisibilityExtender:
             self.schedule()
 
     def _extend_all(self) -> bool:
-        """Make one request for each ten due messages; return whether all were answered."""
+        """Make one call for each ten due messages; return whether all were answered."""
         due, over = self._holding.extensions.due(self._clock())
         self._lose(over)
         chosen = self._choose(due)
@@ -108,10 +108,10 @@ class VisibilityExtender:
         return answered
 
     def _extend_batch(self, batch: list[InFlightMessage]) -> bool:
-        """Make one request; return whether every entry was answered."""
+        """Make one call; return whether every entry was answered."""
         asked_at = self._clock()
         receipts = [held.receipt for held in batch]
-        answer = self._queue.requests.extend(self._queue.name, batch)
+        answer = self._queue.api.extend(self._queue.name, batch)
         for held in answer.done:
             self._holding.extensions.extended(held, asked_at)
         # A message that was received again meanwhile is held by a new receipt.
@@ -143,7 +143,7 @@ class Releaser:
     def _release_batch(self, batch: Sequence[InFlightMessage]) -> None:
         """Release messages; retry failures, because the messages would wait otherwise."""
         for failures in range(1, TRIES + 1):
-            batch = self._queue.requests.release(self._queue.name, batch).failed
+            batch = self._queue.api.release(self._queue.name, batch).failed
             if not batch:
                 return
             self._queue.pause(failures)
@@ -189,7 +189,7 @@ class Deleter:
     def _delete(self, batch: list[InFlightMessage]) -> None:
         failures = 0
         while batch:
-            answer = self._queue.requests.delete(self._queue.name, batch)
+            answer = self._queue.api.delete(self._queue.name, batch)
             for held in answer.done:
                 self._holding.confirmed(held)
             if answer.done:

@@ -247,7 +247,7 @@ class MetricsDuty(Duty):
             catalog.CHECKPOINTS: rows(checkpoints.results),
             catalog.CHECKPOINT_QUEUES: one(checkpoints.queues),
             catalog.CHECKPOINT_DURATION: [((), checkpoints.latency.dump())],
-            catalog.BROKER_REQUESTS: rows(self._broker.request_counts()),
+            catalog.BROKER_REQUESTS: rows(self._broker.call_counts()),
             catalog.LOOP_DELAY: [((), self._delays.dump())],
             catalog.BROKER_ERRORS: one(counters.broker_errors + self._facts.broker_errors),
             catalog.LOG_DROPPED: one(logs.lines_missing()),

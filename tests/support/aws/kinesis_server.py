@@ -35,9 +35,9 @@ from tests.support.aws import http1
 from tests.support.aws.clients import client
 from tests.support.aws.http1 import Connection, HttpRequest
 from tests.support.aws.kinesis_stream import (
+    CALL_BYTES,
     ITERATOR_SECONDS,
     READS_PER_SECOND,
-    REQUEST_BYTES,
     Json,
     KinesisError,
     StubStream,
@@ -156,7 +156,7 @@ class KinesisServer:
         entries = asked["Records"]
         if not 1 <= len(entries) <= 500:
             raise KinesisError("ValidationException", "records: 1 to 500")
-        if sum(map(stream.check_entry, entries)) > REQUEST_BYTES:
+        if sum(map(stream.check_entry, entries)) > CALL_BYTES:
             raise invalid("Records size exceeds the limit")
         answers = [self._put_one(stream, entry) for entry in entries]
         failed = sum("ErrorCode" in each for each in answers)

@@ -16,7 +16,7 @@ from qdo.backoff import Backoff
 from qdo.broker_errors import AccessDeniedError, AwsUnreachableError, ThrottledError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.kinesis import sender as kinesis_sending
-from qdo.brokers.kinesis.sender import MOST_RECORDS, REQUEST_BYTES, KinesisSender
+from qdo.brokers.kinesis.sender import CALL_BYTES, MOST_RECORDS, KinesisSender
 from qdo.brokers.kinesis.shards import Shards
 from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.errors import PartialSendError, UsageError
@@ -134,7 +134,7 @@ def test_requests_are_no_larger_than_kinesis_takes(stream: FakeStream) -> None:
         sum(len(each["Data"]) + len(each["PartitionKey"]) for each in request)
         for request in stream.requests
     ]
-    assert max(sizes) <= REQUEST_BYTES
+    assert max(sizes) <= CALL_BYTES
     assert len(sizes) == 3
 
 

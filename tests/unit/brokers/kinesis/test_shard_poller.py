@@ -230,7 +230,7 @@ def test_a_new_iterator_begins_at_the_last_record_taken(trouble: str) -> None:
     """Its messages that were already returned are not taken again, the rest is."""
     made = reading()
     made.records_received(answer(row(5), row(6)), NOW)
-    made.iterator_expired() if trouble == "expired" else made.request_failed(NOW)
+    made.iterator_expired() if trouble == "expired" else made.call_failed(NOW)
     assert made.next(NOW) == GetIterator("AT_SEQUENCE_NUMBER", sequence=6)
     made.iterator_received("again")
     assert made.records_received(answer(row(6), row(7)), NOW) == [row(7)]
@@ -239,18 +239,18 @@ def test_a_new_iterator_begins_at_the_last_record_taken(trouble: str) -> None:
 def test_throttling_keeps_the_iterator_and_slows_down() -> None:
     """Pauses double up to a limit, and restart at the first one after an answer."""
     made = reading()
-    pauses = [made.request_throttled(NOW) for _ in range(8)]
+    pauses = [made.call_throttled(NOW) for _ in range(8)]
     assert pauses == [1, 2, 4, 8, 16, *[READ_BACKOFF.max_seconds] * 3]
     assert made.throttled == 8
     assert made.next(NOW) == GetRecords("first", FIRST_RECORDS)
     made.records_received(answer(), NOW)
-    assert made.request_throttled(NOW) == 1
+    assert made.call_throttled(NOW) == 1
 
 
 def test_pauses_are_spread_out() -> None:
     """Readers that were throttled together do not retry together."""
     calm = ShardPoller(0, StartPosition(), 1.0, dice=lambda: 0.0)
-    assert calm.request_throttled(NOW) == 0.5
+    assert calm.call_throttled(NOW) == 0.5
     assert calm.not_before == NOW + 0.5
 
 
