@@ -11,8 +11,8 @@ from psycopg.rows import tuple_row
 
 from qdo.errors import UsageError
 
+# SQLAlchemy gives an asynchronous connection to the function of `AsyncSession.run_sync`.
 _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
-"""SQLAlchemy gives an asynchronous connection to the function of `AsyncSession.run_sync`."""
 
 
 def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:

@@ -31,8 +31,12 @@ from qdo.positions import TIME_POSITIONS, Positions, format_position, position_n
 if TYPE_CHECKING:
     from qdo.coordination.znodes.queue_node import FailureRecord
 
+# Prefix of the id of an open poll, which is kept beside the receipts of held messages.
 OPEN_POLL = "poll "
-"""Prefix of the id of an open poll, which is kept beside the receipts of held messages."""
+# Remedies that errors name, for callers of `App.send` and of ``qdo send``.
+REFERENCE = "store it elsewhere and send a reference"
+NO_DELAY = "send without delay_seconds and at (--delay, --at)"
+NO_DEDUP = "send without dedup_key (--dedup-key)"
 
 
 class ReceiptHandleStore(Protocol):
@@ -165,12 +169,6 @@ class DelayedMessages:
         A message is either moved into its queue or deleted, never both.
         """
         return set()
-
-
-REFERENCE = "store it elsewhere and send a reference"
-NO_DELAY = "send without delay_seconds and at (--delay, --at)"
-NO_DEDUP = "send without dedup_key (--dedup-key)"
-"""Remedies that errors name, for callers of `App.send` and of ``qdo send``."""
 
 
 @dataclass(frozen=True, slots=True)

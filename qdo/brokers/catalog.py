@@ -39,8 +39,8 @@ class Backlog:
     not asked because the next message is far from it."""
 
 
+# The backlog of a queue that does not exist.
 NO_BACKLOG = Backlog(count=0, oldest=None, head=0)
-"""The backlog of a queue that does not exist."""
 
 
 class QueueCatalog(abc.ABC):

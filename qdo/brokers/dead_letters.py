@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from qdo.encryption.marks import IdMarks
 
 log = logging.getLogger(__name__)
+# Positions have at most this many bits.
+_MAX_NUMBER = 1 << 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +277,6 @@ def _number(value: Any) -> int:
     if not isinstance(value, str | int) or not 0 <= int(value) < _MAX_NUMBER:
         raise ValueError(f"not a number of at least 0: {value!r:.60}")
     return int(value)
-
-
-_MAX_NUMBER = 1 << 320
-"""Positions have at most this many bits."""
 
 
 def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadLetterRecord:

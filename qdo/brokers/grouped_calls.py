@@ -33,8 +33,8 @@ W = TypeVar("W")
 
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
+# Size at which a group is complete.
 GROUP_BYTES = 16 * 1024 * 1024
-"""Size at which a group is complete."""
 
 
 class GroupedCall(Generic[W]):

@@ -9,10 +9,10 @@ from qdo.errors import MessageTooLargeError, UsageError
 from qdo.message import Message
 from qdo.queues import check_queue_name
 
+# Default window of a deduplication key.
 DEDUP_SECONDS = 300.0
-"""Default window of a deduplication key."""
+# Window of what outboxes and repeated attempts send again: their longest pause in between.
 LASTING_DEDUP_SECONDS = 604_800.0
-"""Window of what outboxes and repeated attempts send again: their longest pause in between."""
 
 
 @dataclass(frozen=True, slots=True)

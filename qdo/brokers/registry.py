@@ -20,6 +20,16 @@ from qdo.text import hide_credentials, how_to_install, wrong_form
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
 
+# By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`. Modules are
+# imported when an address names them: users of one broker need not install the libraries of the
+# others.
+KINDS = {
+    "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
+    "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
+    "sqs": ("sqs://REGION/PREFIX", "qdo.brokers.sqs.kind"),
+    "kinesis": ("kinesis://REGION/STREAM", "qdo.brokers.kinesis.kind"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerSchema:
@@ -86,19 +96,6 @@ def parse_error(parse: Callable[[str], object], url: str) -> str | None:
 def missing_library(error: ImportError, extra: str) -> SettingsError:
     reason = f"this broker needs a library ({error}); {how_to_install(extra)}"
     return SettingsError(name="broker", reason=reason)
-
-
-KINDS = {
-    "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
-    "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
-    "sqs": ("sqs://REGION/PREFIX", "qdo.brokers.sqs.kind"),
-    "kinesis": ("kinesis://REGION/STREAM", "qdo.brokers.kinesis.kind"),
-}
-"""By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`.
-
-Modules are imported when an address names them: users of one broker need not install the
-libraries of the others.
-"""
 
 
 def _form_error(url: str) -> str:

@@ -30,23 +30,27 @@ from qdo.queues import check_queue_name
 from qdo.text import shorten
 
 MAX_ID_CHARACTERS = 200
+# Characters of a note, an error or a traceback.
 MOST_TEXT = 200_000
-"""Characters of a note, an error or a traceback."""
 EXPIRED_AT_ONCE = 1000
+# A take is complete once its bodies have this size.
 TAKEN_BYTES = 32 * 1024 * 1024
-"""A take is complete once its bodies have this size."""
 WAITING, RUNNING, PAUSED, OVER = range(4)
+# The names of the states, by number.
 STATES = ("waiting", "running", "paused", "over")
-"""The names of the states, by number."""
+# What a request that is over may have as its outcome.
 OUTCOMES = ("done", "failed", "skipped", "cancelled")
-"""What a request that is over may have as its outcome."""
+# Its requests are kept until an operator retries or discards them, as dead letters are.
 FAILED = "failed"
-"""Its requests are kept until an operator retries or discards them, as dead letters are."""
 PAUSED_MARK = '{"paused"'
 
+# A body or a result as it is stored, with its headers (JSON object of str to str, or None).
 Content = tuple[bytes, "str | None"]
-"""A body or a result as it is stored, with its headers (JSON object of str to str, or None)."""
 NO_CONTENT: Content = (b"", None)
+RECORD_FIELDS = (
+    *("pool", "state", "priority", "asked", "due", "failed", "started"),
+    *("note", "error", "mark", "reply", "outcome", "keep", "until"),
+)
 
 
 class Take(NamedTuple):
@@ -177,12 +181,6 @@ class RequestRecord:
     def asks(self) -> bool:
         """Whether its job waits for an answer that was not given yet."""
         return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
-
-
-RECORD_FIELDS = (
-    *("pool", "state", "priority", "asked", "due", "failed", "started"),
-    *("note", "error", "mark", "reply", "outcome", "keep", "until"),
-)
 
 
 def record_of(id: str, owner: str, number: int, *rest: Any) -> RequestRecord:

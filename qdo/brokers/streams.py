@@ -38,8 +38,8 @@ from qdo.errors import NotFoundError, ShardStateError, UsageError
 from qdo.queues import check_queue_name, stream_named
 
 MAX_SHARDS = 4096
+# How long a process remembers that a queue named like a shard is none.
 PLAIN_SECONDS = 5.0
-"""How long a process remembers that a queue named like a shard is none."""
 MOST_PLAIN = 10_000
 DIGITS = 16
 _BOUND = re.compile(r"[0-9a-f]{1,16}")

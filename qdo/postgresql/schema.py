@@ -49,11 +49,11 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 6
 OLDEST_SERVER = 15
+# How long an upgrade waits for a lock, and how long senders may wait behind it.
 UPGRADE_LOCK_SECONDS = 5
-"""How long an upgrade waits for a lock, and how long senders may wait behind it."""
+# Default length of a partition. The space of processed messages is free after the retention time
+# and at most two partitions.
 PARTITION_SECONDS = 3600
-"""Default length of a partition. The space of processed messages is free after the retention time
-and at most two partitions."""
 
 
 _TABLES: dict[str, dict[str, str]] = {
@@ -114,6 +114,13 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     ),
     "onlooker": ("find_request(text, text)", "spans(bigint)"),
 }
+_OWNERS = """
+SELECT pg_get_userbyid(nspowner), pg_get_userbyid(owner) FROM pg_namespace JOIN (
+    SELECT relnamespace AS place, relowner AS owner FROM pg_class WHERE relname = 'about'
+    UNION SELECT pronamespace, proowner FROM pg_proc
+) AS parts ON place = pg_namespace.oid WHERE nspname = %s AND nspowner <> owner LIMIT 1
+"""
+FOREIGN_SCHEMA = "QD003"
 
 
 def grants(schema: str, role: str, kind: str) -> list[str]:
@@ -238,15 +245,6 @@ def _tell_of_difference(server: str, schema: str) -> None:
         schema,
         server,
     )
-
-
-_OWNERS = """
-SELECT pg_get_userbyid(nspowner), pg_get_userbyid(owner) FROM pg_namespace JOIN (
-    SELECT relnamespace AS place, relowner AS owner FROM pg_class WHERE relname = 'about'
-    UNION SELECT pronamespace, proowner FROM pg_proc
-) AS parts ON place = pg_namespace.oid WHERE nspname = %s AND nspowner <> owner LIMIT 1
-"""
-FOREIGN_SCHEMA = "QD003"
 
 
 def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> PostgresqlUnsuitableError:

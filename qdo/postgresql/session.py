@@ -44,10 +44,12 @@ T = TypeVar("T")
 RV = TypeVar("RV")
 
 CONNECT_SECONDS = 10.0
+# How long a statement may take. The longest write 64 MiB to a slow disk.
 ANSWER_SECONDS = 30.0
-"""How long a statement may take. The longest write 64 MiB to a slow disk."""
 
 _COMPILE = "SET jit = off"  # compiling a plan takes longer than running it
+# What every statement relies on, whatever the defaults of the role and the database are. Other
+# roles may create functions in other schemas.
 _DEFAULTS = f"""
 SET search_path = pg_catalog, pg_temp;
 SET standard_conforming_strings = on;
@@ -55,22 +57,61 @@ SET array_nulls = on;
 SET client_min_messages = warning;
 {_COMPILE}
 """
-"""What every statement relies on, whatever the defaults of the role and the database are. Other
-roles may create functions in other schemas."""
 
 _LOOK_SECONDS = 0.5
+# How long a statement waits until it asks whether another host of the address is the primary.
 _ASK_SECONDS = 8.0
-"""How long a statement waits until it asks whether another host of the address is the primary."""
+# For each `SchemaAddress.server`, the host that gave no answer to the last connection.
 _silent: dict[str, str] = {}
-"""For each `SchemaAddress.server`, the host that gave no answer to the last connection."""
+# For each of them, when this process found another host or server there.
 _renewed: dict[str, float] = {}
-"""For each of them, when this process found another host or server there."""
 
-_READ, _WRITE = 1, 2
-"""Bits by which psycopg's generators name the events they wait for, and learn which occurred."""
+# Bits by which psycopg's generators name the events they wait for, and learn which occurred.
+_READ = 1
+_WRITE = 2
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
+# Rights that the role of a worker needs on tables; on others it needs SELECT.
 _TABLE_RIGHTS = {"dead_letters": "SELECT, UPDATE, DELETE"}
-"""Rights that the role of a worker needs on tables; on others it needs SELECT."""
+_KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
+    ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),
+    ((errors.ReadOnlySqlTransaction,), PostgresqlReadOnlyError),
+    ((errors.DiskFull,), PostgresqlFullError),
+    (
+        (
+            errors.LockNotAvailable,
+            errors.DeadlockDetected,
+            errors.SerializationFailure,
+            errors.QueryCanceled,
+        ),
+        PostgresqlBusyError,
+    ),
+)
+# Errors at login: libpq gives them no SQLSTATE.
+_LOGIN = re.compile(
+    "password|authentication|pg_hba.conf|role .* (does not exist|is not permitted to log in)"
+)
+# SQLSTATEs of servers that cannot be reached: lost connections, shutdowns.
+_REACH = re.compile("08|57P0")
+# Errors about the lack of a resource for a connection, of the server, PgBouncer and the system,
+# each with its remedy.
+_REMEDIES = (
+    (
+        re.compile(
+            "too many (clients|connections)|connection slots are reserved|no more connections"
+            "|query_wait_timeout"
+        ),
+        "raise max_connections or the limit of the role, the database or the pooler, or run fewer"
+        " processes",
+    ),
+    (
+        re.compile("|".join(os.strerror(number) for number in (errno.EMFILE, errno.ENFILE))),
+        "raise the limit of descriptors of this process, such as LimitNOFILE or `ulimit -n`",
+    ),
+)
+_NO_DATABASE = re.compile("database .* does not exist|no such database")
+_READ_ONLY = re.compile("session is read-only|server is in hot standby")
+# Errors of libpq about parameters of the address, before it connects.
+_PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 
 
 def native_poll() -> Any:
@@ -333,50 +374,6 @@ class PostgresqlSession:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-_KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
-    ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),
-    ((errors.ReadOnlySqlTransaction,), PostgresqlReadOnlyError),
-    ((errors.DiskFull,), PostgresqlFullError),
-    (
-        (
-            errors.LockNotAvailable,
-            errors.DeadlockDetected,
-            errors.SerializationFailure,
-            errors.QueryCanceled,
-        ),
-        PostgresqlBusyError,
-    ),
-)
-_LOGIN = re.compile(
-    "password|authentication|pg_hba.conf|role .* (does not exist|is not permitted to log in)"
-)
-"""Errors at login: libpq gives them no SQLSTATE."""
-
-
-_REACH = re.compile("08|57P0")
-"""SQLSTATEs of servers that cannot be reached: lost connections, shutdowns."""
-_REMEDIES = (
-    (
-        re.compile(
-            "too many (clients|connections)|connection slots are reserved|no more connections"
-            "|query_wait_timeout"
-        ),
-        "raise max_connections or the limit of the role, the database or the pooler, or run fewer"
-        " processes",
-    ),
-    (
-        re.compile("|".join(os.strerror(number) for number in (errno.EMFILE, errno.ENFILE))),
-        "raise the limit of descriptors of this process, such as LimitNOFILE or `ulimit -n`",
-    ),
-)
-"""Errors about the lack of a resource for a connection, of the server, PgBouncer and the system,
-each with its remedy."""
-_NO_DATABASE = re.compile("database .* does not exist|no such database")
-_READ_ONLY = re.compile("session is read-only|server is in hot standby")
-_PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
-"""Errors of libpq about parameters of the address, before it connects."""
 
 
 def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:

@@ -12,13 +12,13 @@ from qdo.text import did_you_mean, hide_credentials
 _FORM = "postgresql://USER@HOST:PORT/DATABASE"
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _POOLERS = ("none", "transaction")
+# Options that libpq reads.
 _LIBPQ = (
     "host", "port", "service", "passfile", "sslmode", "sslrootcert",
     "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "krbsrvname",
     "gssencmode", "keepalives_idle", "keepalives_interval", "keepalives_count",
     "tcp_user_timeout",
 )  # fmt: skip
-"""Options that libpq reads."""
 _DEFAULTS = {
     "target_session_attrs": "read-write",
     "tcp_user_timeout": "30000",

@@ -10,8 +10,8 @@ from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import Broker
 
 Wake = Callable[[Iterable[str]], None]
+# How long closing waits for open calls: longer than their timeout.
 CLOSE_SECONDS = 25.0
-"""How long closing waits for open calls: longer than their timeout."""
 
 
 class AwsBroker(Broker):

@@ -23,8 +23,13 @@ from qdo.errors import SettingsError
 from qdo.system.per_process import PerProcess
 from qdo.text import describe
 
+# The session of this process. It is not safe for threads: use it within `PerProcess.locked`.
 sessions: PerProcess[Any] = PerProcess(boto3.Session)
-"""The session of this process. It is not safe for threads: use it within `PerProcess.locked`."""
+CONNECT_SECONDS = 5.0
+# Default timeout of an answer; a long poll needs a longer one than it waits.
+READ_SECONDS = 20.0
+# Default number of attempts; only for calls that may be repeated.
+ATTEMPTS = 3
 
 
 def checked(credentials: Any) -> Any:
@@ -54,13 +59,6 @@ def retrieving() -> Iterator[None]:
         raise
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         raise boto.CredentialRetrievalError(provider="AWS", error_msg=describe(error)) from error
-
-
-CONNECT_SECONDS = 5.0
-READ_SECONDS = 20.0
-"""Default timeout of an answer; a long poll needs a longer one than it waits."""
-ATTEMPTS = 3
-"""Default number of attempts; only for calls that may be repeated."""
 
 
 def make_client(

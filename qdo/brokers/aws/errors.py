@@ -27,13 +27,14 @@ from qdo.brokers.aws.address import ServiceAddress
 from qdo.errors import QdoError
 from qdo.text import closest
 
+# Errors that boto3's clients raise for calls; they wrap urllib3's errors.
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
-"""Errors that boto3's clients raise for calls; they wrap urllib3's errors."""
 
+# Length to which a server's answer is cut in an error, in characters.
 SHOWN_CHARACTERS = 300
-"""Length to which a server's answer is cut in an error, in characters."""
-TOO_LATE, TOO_MANY = 408, 429
-"""Status codes that proxies and gateways return themselves, without an AWS error code."""
+# Status codes that proxies and gateways return themselves, without an AWS error code.
+TOO_LATE = 408
+TOO_MANY = 429
 SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 
 _EXPIRED = {
@@ -45,8 +46,8 @@ _CLOCK = {
     "RequestExpired",
     "RequestTimeTooSkewed",
 }
+# Prefixes of AWS messages about the clock that have a code of wrong credentials.
 _CLOCK_REASONS = ("Signature expired", "Signature not yet current")
-"""Prefixes of AWS messages about the clock that have a code of wrong credentials."""
 _CREDENTIALS = {
     "AuthFailure",
     "IncompleteSignature",
@@ -136,12 +137,12 @@ _OUT_OF_REACH = (
 )
 
 
+# S3 operations whose permission has a different name.
 _PERMISSIONS = {
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",
     "DeleteObjects": "DeleteObject",
 }
-"""S3 operations whose permission has a different name."""
 
 
 def permission(service: str, operation: str) -> str:

@@ -25,13 +25,15 @@ from botocore.utils import get_environ_proxies
 
 from qdo.system.http_responses import BoundedResponse
 
+# Header of every AWS response.
 _REQUEST_ID = "x-amzn-RequestId"
-"""Header of every AWS response."""
 
+# S3 actions whose responses have an ETag.
 _OF_OBJECTS = ("GetObject", "PutObject")
-"""S3 actions whose responses have an ETag."""
 
 _SHOWN_BYTES = 100
+# Errors of a connection that the server closed while it was idle.
+_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 class NotAnAwsResponseError(boto.HTTPClientError):  # type: ignore[misc]
@@ -106,10 +108,6 @@ def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
         },
         action,
     )
-
-
-_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-"""Errors of a connection that the server closed while it was idle."""
 
 
 class Calls(Protocol):

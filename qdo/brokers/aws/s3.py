@@ -20,13 +20,13 @@ from qdo.brokers.aws.errors import translate
 
 log = logging.getLogger(__name__)
 
+# Maximum of objects that one call deletes.
 DELETE_CHUNK = 1000
-"""Maximum of objects that one call deletes."""
 READ_SECONDS = 60.0
+# Maximum bytes of a body: it is held in memory.
 MAX_S3_BODY = 64 * 1024 * 1024
-"""Maximum bytes of a body: it is held in memory."""
+# How many queues of one worker may read bodies at once: urllib3 warns of each further one.
 CONNECTIONS = 100
-"""How many queues of one worker may read bodies at once: urllib3 warns of each further one."""
 
 
 class Objects:

@@ -18,8 +18,8 @@ from qdo.brokers.aws.errors import SERVICES, is_throttling_code
 from qdo.errors import PartialSendError, QdoError
 from qdo.text import join_some
 
+# The last attempt begins this long after the first one, or after the last progress.
 PATIENCE_SECONDS = 30.0
-"""The last attempt begins this long after the first one, or after the last progress."""
 
 
 class SendAttempts:

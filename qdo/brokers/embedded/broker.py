@@ -31,8 +31,8 @@ from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
+# In one query: forks wait for its end.
 MAX_QUEUES = 1000
-"""In one query: forks wait for its end."""
 
 _ALL_NAMES = Query("SELECT name FROM queues WHERE app = :app ORDER BY name", "t")
 _NAMES = Query(
@@ -51,6 +51,29 @@ LEFT JOIN messages AS first ON first.queue = queues.id AND first.position = (
 """,
     "tiiiII",
 )
+_FIND = Query("SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", "iii")
+_WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", "i")
+_DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", "i")
+_DELETE = (
+    "DELETE FROM messages WHERE queue = ?",
+    "DELETE FROM delayed WHERE queue = ?",
+    "DELETE FROM dedup WHERE queue = (SELECT id FROM queues WHERE id = ? AND root IS NULL)",
+    "DELETE FROM dead_letters WHERE queue = ?",
+    "DELETE FROM queues WHERE id = ?",
+)
+log = logging.getLogger(__name__)
+# Messages that one transaction deletes: a few milliseconds for a writer that waits.
+RETIRE_CHUNK = 1000
+# Done messages dated further ahead are logged: they cannot be deleted for a long time.
+AHEAD_SECONDS = 3600.0
+_NODE = Query("SELECT node FROM file", "i")
+_RETIRE = """
+DELETE FROM messages
+WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position IN (
+    SELECT position FROM messages
+    WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position <= :upto
+    ORDER BY position LIMIT :chunk)
+"""
 
 
 class EmbeddedCatalog(QueueCatalog):
@@ -87,18 +110,6 @@ class EmbeddedCatalog(QueueCatalog):
         return found
 
 
-_FIND = Query("SELECT id, head, delayed FROM queues WHERE app = ? AND name = ?", "iii")
-_WAITING = Query("SELECT count(*) FROM messages WHERE queue = ? AND position > ?", "i")
-_DEAD = Query("SELECT count(*) FROM dead_letters WHERE queue = ?", "i")
-_DELETE = (
-    "DELETE FROM messages WHERE queue = ?",
-    "DELETE FROM delayed WHERE queue = ?",
-    "DELETE FROM dedup WHERE queue = (SELECT id FROM queues WHERE id = ? AND root IS NULL)",
-    "DELETE FROM dead_letters WHERE queue = ?",
-    "DELETE FROM queues WHERE id = ?",
-)
-
-
 def check_empty(transaction: Transaction, queue: str, last: int) -> None:
     """Raise QueueNotEmptyError if a queue has messages after `last`, or dead letters."""
     connection = transaction.connection
@@ -123,23 +134,6 @@ def delete(transaction: Transaction, queue: str, last: int) -> None:
     execute(KEEP_HEAD, (head,))
     for statement in _DELETE:
         execute(statement, (number,))
-
-
-log = logging.getLogger(__name__)
-
-RETIRE_CHUNK = 1000
-"""Messages that one transaction deletes: a few milliseconds for a writer that waits."""
-AHEAD_SECONDS = 3600.0
-"""Done messages dated further ahead are logged: they cannot be deleted for a long time."""
-
-_NODE = Query("SELECT node FROM file", "i")
-_RETIRE = """
-DELETE FROM messages
-WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position IN (
-    SELECT position FROM messages
-    WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND position <= :upto
-    ORDER BY position LIMIT :chunk)
-"""
 
 
 class SqliteBroker(GroupCommitBroker):

@@ -82,8 +82,8 @@ LIMIT :chunk
     "i",
 )
 _QUEUE_ID = Query("SELECT id FROM queues WHERE app = ? AND name = ?", "i")
+# Number of dead letters that one transaction deletes: other processes wait for its end.
 PRUNED_AT_ONCE = 1000
-"""Number of dead letters that one transaction deletes: other processes wait for its end."""
 
 
 def store_letter(transaction: Transaction, record: DeadLetterRecord) -> None:

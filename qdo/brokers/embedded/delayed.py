@@ -30,17 +30,17 @@ from qdo.system.sqlite import translated
 
 log = logging.getLogger(__name__)
 
+# Limits of one transaction that moves messages, because it blocks other writers. The first message
+# may be larger.
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
-"""Limits of one transaction that moves messages, because it blocks other writers. The first
-message may be larger."""
+# Number of expired keys to delete for each stored key, so expired keys never accumulate.
 TRIM = 16
-"""Number of expired keys to delete for each stored key, so expired keys never accumulate."""
+# Delay before the retry after due messages could not be moved.
 RETRY_SECONDS = 5.0
-"""Delay before the retry after due messages could not be moved."""
+# Minimum time between two checks for an earlier due time. A check at every wakeup would make
+# listening to a busy sender 8 % more expensive.
 LOOK_PAUSE_SECONDS = 0.01
-"""Minimum time between two checks for an earlier due time. A check at every wakeup would make
-listening to a busy sender 8 % more expensive."""
 _SECOND = 10_000_000
 
 _SENT = Query("SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?", "t")
@@ -64,6 +64,22 @@ WHERE delayed.app = ? AND delayed.due <= ? ORDER BY delayed.due, delayed.number 
     "iittTTb",
 )
 _REMOVE = "DELETE FROM delayed WHERE number = ?"
+_COLUMNS = "itiTTb"
+_OF_QUEUE = """
+FROM delayed WHERE app = :app
+AND queue = (SELECT id FROM queues WHERE app = :app AND name = :queue AND delayed > 0)
+"""
+_FIND = Query(
+    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} ORDER BY due, number LIMIT :limit",
+    _COLUMNS,
+)
+_FIND_ID = Query(
+    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} AND id = :id",
+    _COLUMNS,
+)
+_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", "i")
+_REMOVE_OF_QUEUE = f"DELETE {_OF_QUEUE} AND number = :number"
+_COUNT_REMOVED = "UPDATE queues SET delayed = delayed - ? WHERE app = ? AND name = ?"
 
 
 def send_with_options(
@@ -221,24 +237,6 @@ class DelayScheduler:
 
     def _left(self) -> float | None:
         return None if self._next is None else max(0.0, (self._next - self._clock()) / _SECOND)
-
-
-_COLUMNS = "itiTTb"
-_OF_QUEUE = """
-FROM delayed WHERE app = :app
-AND queue = (SELECT id FROM queues WHERE app = :app AND name = :queue AND delayed > 0)
-"""
-_FIND = Query(
-    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} ORDER BY due, number LIMIT :limit",
-    _COLUMNS,
-)
-_FIND_ID = Query(
-    f"SELECT number, id, due, key, headers, body {_OF_QUEUE} AND id = :id",
-    _COLUMNS,
-)
-_NUMBERS = Query(f"SELECT number {_OF_QUEUE}", "i")
-_REMOVE_OF_QUEUE = f"DELETE {_OF_QUEUE} AND number = :number"
-_COUNT_REMOVED = "UPDATE queues SET delayed = delayed - ? WHERE app = ? AND name = ?"
 
 
 class EmbeddedDelayedMessages(DelayedMessages):

@@ -14,8 +14,8 @@ from qdo.system.logs import RetryLog
 from qdo.system.sqlite import ReplacedFileCheck, translate
 from qdo.system.wakeup_pipes import PipeThread
 
+# Largest size of all bodies in one fetch. The first body may be larger.
 FETCH_BYTES = 32 * 1024 * 1024
-"""Largest size of all bodies in one fetch. The first body may be larger."""
 
 _FIND = Query("SELECT id FROM queues WHERE app = ? AND name = ?", "i")
 _LARGEST = Query("SELECT largest FROM queues WHERE id = ?", "i")
@@ -30,6 +30,11 @@ _SIZES = Query(
 )
 
 Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
+log = logging.getLogger(__name__)
+# Time between looks without a wakeup: a sender may die between commit and wakeup.
+LOOK_SECONDS = 5.0
+CHANGED = Query("SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", "itt")
+_NEWEST = Query("SELECT max(head) FROM queues", "I")
 
 
 class EmbeddedReader:
@@ -100,15 +105,6 @@ class EmbeddedReader:
                 break
             count += 1
         return max(count, 1)
-
-
-log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 5.0
-"""Time between looks without a wakeup: a sender may die between commit and wakeup."""
-
-CHANGED = Query("SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", "itt")
-_NEWEST = Query("SELECT max(head) FROM queues", "I")
 
 
 class CommitListener:

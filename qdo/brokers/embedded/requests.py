@@ -51,10 +51,10 @@ from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, translated
 from qdo.system.wakeup_pipes import PipeThread
 
+# Time between calls of `wake` without a wakeup.
 QUIET_SECONDS = 60.0
-"""Time between calls of `wake` without a wakeup."""
+# Tolerance: a Unix time as a float has an error of a microsecond.
 SLACK_SECONDS = 0.00001
-"""Tolerance: a Unix time as a float has an error of a microsecond."""
 
 _ADD = """
 INSERT INTO requests (app, id, pool, priority, due, rank, asked, keep, digest, reply, headers, body)
@@ -88,6 +88,7 @@ _DUE = Query(
     " ORDER BY rank, number LIMIT :places",
     "itiTbiiiTrT",
 )
+# The first ones of each priority are searched: no index has the order of all.
 _OLDEST = Query(
     f"{_TAKEN} FROM requests WHERE number IN ("  # noqa: S608 - constants
     + " UNION ALL ".join(
@@ -98,7 +99,6 @@ _OLDEST = Query(
     + ") ORDER BY number LIMIT :oldest",
     "itiTbiiiTrT",
 )
-"""The first ones of each priority are searched: no index has the order of all."""
 _IS_CANCEL = """mark LIKE '{"cancel"%'"""
 _NO_ANSWER = f"mark = CASE WHEN {_IS_CANCEL} THEN mark END"
 _RUN = f"""
@@ -156,6 +156,7 @@ _FIND, _FIND_BRIEF = (
 )
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _ENDS = {each: f"state = 3 AND outcome = '{each}'" for each in OUTCOMES}
+# By condition and order, with which SQLite finds the right index.
 _LIST = {
     (condition, order): Query(
         f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # noqa: S608
@@ -167,7 +168,7 @@ _LIST = {
     for condition in ("true", *_CONDITIONS, *_ENDS.values())
     for order in ("ASC", "DESC")
 }
-"""By condition and order, with which SQLite finds the right index."""
+# One search of the index for each pool, not a look at each request.
 _POOLS_DUE = Query(
     """
 WITH RECURSIVE pools (name) AS (
@@ -182,7 +183,6 @@ UNION ALL SELECT pool, 0.0 FROM requests WHERE app = :app AND owner = :owner AND
 """,
     "tr",
 )
-"""One search of the index for each pool, not a look at each request."""
 _COUNTS = Query(
     """
 SELECT pool, state, count(*), min(CASE WHEN due <= :now THEN max(asked, due) END)

@@ -48,6 +48,7 @@ _QUEUES = """
     );
     CREATE INDEX queues_by_head ON queues (head);
 """
+# `due` is a UUIDv1 time, like the positions of messages.
 _DELAYED = """
     CREATE TABLE delayed (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -61,7 +62,7 @@ _DELAYED = """
     );
     CREATE INDEX delayed_by_due ON delayed (app, due, number);
 """
-"""`due` is a UUIDv1 time, like the positions of messages."""
+# `until` is a UUIDv1 time.
 _DEDUP = """
     CREATE TABLE dedup (
         queue INTEGER NOT NULL,
@@ -72,7 +73,10 @@ _DEDUP = """
     ) WITHOUT ROWID;
     CREATE INDEX dedup_by_until ON dedup (until);
 """
-"""`until` is a UUIDv1 time."""
+# See `qdo.brokers.requests`. SQLite refuses a value of another type than that of its column. Times
+# are Unix times in seconds. `rank` is the priority of a request that may be taken, and otherwise
+# the time at which it is due, so one index answers both questions: of which priority the next one
+# is, and when the next one is due. `due` stays as it was given.
 REQUESTS = re.sub(
     r"(\w+) (TEXT|INTEGER|REAL|BLOB)((?: NOT NULL)?(?: DEFAULT \S+)?),\n",
     lambda found: (
@@ -113,17 +117,15 @@ REQUESTS = re.sub(
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3;
 """,
 )
-"""See `qdo.brokers.requests`. SQLite refuses a value of another type than that of its column. Times
-are Unix times in seconds. `rank` is the priority of a request that may be taken, and otherwise the
-time at which it is due, so one index answers both questions: of which priority the next one is, and
-when the next one is due. `due` stays as it was given."""
+# Failed requests stay for long, so those that expire are found without reading them.
 FAILURES = """
     DROP INDEX requests_over;
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3 AND outcome IS NOT 'failed';
     CREATE INDEX requests_failed ON requests (app, pool, number)
         WHERE state = 3 AND outcome = 'failed';
 """
-"""Failed requests stay for long, so those that expire are found without reading them."""
+# A row for each shard that ever was, see `qdo.brokers.streams`. `parents` is a JSON array. In the
+# table `queues`, `root` is the id of the first queue of a shard's stream, NULL for other queues.
 STREAMS = """
     ALTER TABLE queues ADD COLUMN root INTEGER;
     CREATE TABLE streams (
@@ -141,8 +143,6 @@ STREAMS = """
     CREATE INDEX streams_by_name ON streams (app, stream);
     CREATE INDEX streams_hidden ON streams (app) WHERE hidden;
 """
-"""A row for each shard that ever was, see `qdo.brokers.streams`. `parents` is a JSON array. In the
-table `queues`, `root` is the id of the first queue of a shard's stream, NULL for other queues."""
 _NO_ID_TWICE = f"""
     DROP INDEX queues_by_head;
     ALTER TABLE queues RENAME TO old_queues;
@@ -155,6 +155,7 @@ _NO_ID_TWICE = f"""
     DROP TABLE old_delayed
 """  # noqa: S608 - constants
 
+# The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5).
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
@@ -204,9 +205,9 @@ MESSAGES = Format(
         5: FAILURES,
     },
 )
-"""The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5)."""
 
 
+# By letter: integer, real, text, and blob; a capital allows NULL.
 _TYPES: dict[str, tuple[type, ...]] = {
     "i": (int,),
     "I": (int, NoneType),
@@ -217,7 +218,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "b": (bytes,),
     "B": (bytes, NoneType),
 }
-"""By letter: integer, real, text, and blob; a capital allows NULL."""
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 Row = tuple[Any, ...]

@@ -30,11 +30,34 @@ from qdo.system.native import sleep
 from qdo.system.sqlite import ReplacedFileCheck, is_busy, open_database, translate, translated
 
 BUSY_SECONDS = 30.0
+# Longest wait at the gate: a process that is suspended inside must not block all others.
 GATE_SECONDS = 1.0
-"""Longest wait at the gate: a process that is suspended inside must not block all others."""
 _EAGER_SECONDS = 0.05
 _EAGER_PAUSE_SECONDS = 0.0001
 _PATIENT_PAUSE_SECONDS = 0.001
+_FIND_QUEUE = Query(
+    "SELECT id, head, sent, largest, root FROM queues WHERE app = ? AND name = ?", "iiiiI"
+)
+_ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
+_NEWEST = Query("SELECT max(head) FROM queues", "I")
+_LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
+_COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
+_TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
+# The next position in the file follows the largest `head`, also one of a deleted queue.
+KEEP_HEAD = """
+INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
+ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
+"""
+_OPEN_SHARDS = Query(
+    """
+SELECT low, queue FROM streams WHERE app = ? AND stream = ? AND end_position IS NULL ORDER BY low
+""",
+    "tt",
+)
+_ADD_MESSAGE = (
+    "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
+)
+T = TypeVar("T")
 
 
 class FairWriteLock:
@@ -104,30 +127,6 @@ def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
             return False
         sleep(_EAGER_PAUSE_SECONDS if waited < _EAGER_SECONDS else _PATIENT_PAUSE_SECONDS)
     return True
-
-
-_FIND_QUEUE = Query(
-    "SELECT id, head, sent, largest, root FROM queues WHERE app = ? AND name = ?", "iiiiI"
-)
-_ADD_QUEUE = "INSERT INTO queues (app, name, head, sent, largest) VALUES (?, ?, 0, 0, 0)"
-_NEWEST = Query("SELECT max(head) FROM queues", "I")
-_LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
-_COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
-_TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
-KEEP_HEAD = """
-INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
-ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
-"""
-"""The next position in the file follows the largest `head`, also one of a deleted queue."""
-_OPEN_SHARDS = Query(
-    """
-SELECT low, queue FROM streams WHERE app = ? AND stream = ? AND end_position IS NULL ORDER BY low
-""",
-    "tt",
-)
-_ADD_MESSAGE = (
-    "INSERT INTO messages (queue, position, number, body, key, headers) VALUES (?, ?, ?, ?, ?, ?)"
-)
 
 
 @dataclass(slots=True)
@@ -293,7 +292,6 @@ class Transaction:
             raise QueueLimitError(queue=queue, limit=self._max_queues)
 
 
-T = TypeVar("T")
 Work: TypeAlias = Callable[[Transaction], Any]
 
 

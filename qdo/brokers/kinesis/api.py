@@ -28,10 +28,26 @@ from qdo.positions import format_position, position_of_time
 from qdo.system.clock import paced
 from qdo.text import describe
 
+# Assumed skew at first: no shard is read from a more recent time than this.
 SLACK_SECONDS = 5.0
-"""Assumed skew at first: no shard is read from a more recent time than this."""
+# Largest possible skew: AWS rejects calls whose signature is further ahead.
 SKEW_SECONDS = 300.0
-"""Largest possible skew: AWS rejects calls whose signature is further ahead."""
+# Most records that Kinesis returns at once.
+MOST_RECORDS = 10_000
+# Memory in bytes that the messages of one response may take; one record may exceed it. Only
+# aggregated records of tiny messages come near: without them, a response has 10 MB.
+ANSWER_COST = 32 * 1024 * 1024
+# Memory in bytes of a message without its body.
+MESSAGE_COST = 400
+# Position, body, key and headers of a message.
+Taken = tuple[int, bytes, "str | None", "str | None"]
+# How long the description of the stream is cached.
+SUMMARY_SECONDS = 60.0
+# Most concurrent calls for iterators: a worker may start with a thousand shards.
+SEEKERS = 16
+TARGET = "Kinesis_20131202"
+# Methods of a boto3 client by action.
+METHODS = {"GetRecords": "get_records"}
 
 
 class ClockSkew:
@@ -65,18 +81,6 @@ class ClockSkew:
         except (TypeError, ValueError):
             return 0.0
         return max(0.0, sent_at - (date.timestamp() + 1.0))  # the date has no fractions
-
-
-MOST_RECORDS = 10_000
-"""Most records that Kinesis returns at once."""
-ANSWER_COST = 32 * 1024 * 1024
-"""Memory in bytes that the messages of one response may take; one record may exceed it. Only
-aggregated records of tiny messages come near: without them, a response has 10 MB."""
-MESSAGE_COST = 400
-"""Memory in bytes of a message without its body."""
-
-Taken = tuple[int, bytes, "str | None", "str | None"]
-"""Position, body, key and headers of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +173,6 @@ class StartPosition:
 
 class PositionTrimmed(Exception):
     """The record to resume at is no longer in the stream."""
-
-
-SUMMARY_SECONDS = 60.0
-"""How long the description of the stream is cached."""
-
-SEEKERS = 16
-"""Most concurrent calls for iterators: a worker may start with a thousand shards."""
-
-TARGET = "Kinesis_20131202"
-
-METHODS = {"GetRecords": "get_records"}
-"""Methods of a boto3 client by action."""
 
 
 class ShardReadLimiter:

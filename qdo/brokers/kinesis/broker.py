@@ -38,6 +38,12 @@ from qdo.brokers.kinesis.url import KinesisAddress
 from qdo.jobs.retry import PolicyInForce
 from qdo.positions import position_now
 
+log = logging.getLogger(__name__)
+# Number of connections that are kept for reads.
+READERS = 256
+# Maximum of open calls with messages.
+SENDERS = 16
+
 
 class KinesisCatalog(QueueCatalog):
     """The shards of one stream. Safe to use from several threads or greenlets.
@@ -110,14 +116,6 @@ class KinesisCatalog(QueueCatalog):
         if peek.gap is not None and self._address.trimmed == "stop":
             return replace(backlog, fault=str(peek.gap), lost=True)
         return backlog
-
-
-log = logging.getLogger(__name__)
-
-READERS = 256
-"""Number of connections that are kept for reads."""
-SENDERS = 16
-"""Maximum of open calls with messages."""
 
 
 class KinesisBroker(AwsBroker):

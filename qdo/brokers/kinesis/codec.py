@@ -43,18 +43,27 @@ from qdo.encoding import is_raw, is_utf8, parsed, text_headers, undecodable_head
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.system.clock import paced
 
+# Characters of a partition key.
 MAX_KEY = 256
-"""Characters of a partition key."""
+# Body, envelope and partition key, unless the stream is configured to allow larger records.
 RECORD_BYTES = 1_048_576
-"""Body, envelope and partition key, unless the stream is configured to allow larger records."""
+# Largest body without headers that fits beside any key.
 MAX_BODY_BYTES = RECORD_BYTES - 4 * MAX_KEY
-"""Largest body without headers that fits beside any key."""
 
 _KEYLESS = "qdo-no-key-"
 _OPENING = b'{"qdo-headers":'
 _JSON_PART = b',"body":'
 _RAW_PART = b',"base64":"'
 _decoder = json.JSONDecoder()
+_MAGIC = b"\xf3\x89\x9a\xc2"
+_DIGEST_BYTES = 16
+_MAX_HASH_DIGITS = 39
+# Messages in one record. A record of 1 MiB has room for 170,000 without a body: as messages of a
+# worker they would take 60 MB, and no producer sends such records.
+MAX_MESSAGES = 100_000
+_T = TypeVar("_T")
+_Field = descriptor_pb2.FieldDescriptorProto
+_STRINGS = (_Field.TYPE_STRING, _Field.LABEL_REPEATED)
 
 
 def partition_key(key: str | None, queue: str) -> str:
@@ -156,19 +165,6 @@ def _is_utf8(body: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-_MAGIC = b"\xf3\x89\x9a\xc2"
-_DIGEST_BYTES = 16
-_MAX_HASH_DIGITS = 39
-
-MAX_MESSAGES = 100_000
-"""Messages in one record. A record of 1 MiB has room for 170,000 without a body: as messages of a
-worker they would take 60 MB, and no producer sends such records."""
-
-_T = TypeVar("_T")
-_Field = descriptor_pb2.FieldDescriptorProto
-_STRINGS = (_Field.TYPE_STRING, _Field.LABEL_REPEATED)
 
 
 class Unpacked(NamedTuple):

@@ -15,14 +15,14 @@ from qdo.brokers.kinesis.api import GetIterator, GetRecords, ShardReadLimiter, T
 from qdo.brokers.kinesis.poller import ShardPoller
 from qdo.brokers.kinesis.reader import ShardReader
 
+# A fetch ends at this size of bodies.
 FETCH_BYTES = 16 * 1024 * 1024
-"""A fetch ends at this size of bodies."""
+# The record at the position, and the next.
 LOOK_RECORDS = 2
-"""The record at the position, and the next."""
+# Calls to find the backlog: an iterator, and a few responses that may be empty.
 BACKLOG_CALLS = 4
-"""Calls to find the backlog: an iterator, and a few responses that may be empty."""
+# No call for the backlog begins later: a shard that does not answer must not hold up others.
 BACKLOG_SECONDS = 10.0
-"""No call for the backlog begins later: a shard that does not answer must not hold up others."""
 
 Begin = Callable[[int], ShardReader]
 

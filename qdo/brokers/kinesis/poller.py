@@ -41,8 +41,15 @@ from qdo.brokers.kinesis.api import (
 from qdo.brokers.kinesis.positions import index_in_record, is_end, sequence_of, time_in
 from qdo.positions import time_of_position
 
+# How long a response describes the present backlog.
 FRESH_SECONDS = 30.0
-"""How long a response describes the present backlog."""
+FIRST_RECORDS = 1000
+# Approximate size of a response: the number of records asked for follows their size.
+ANSWER_BYTES = 4 * 1024 * 1024
+# Read rate of a shard, for all its readers together; Kinesis throttles faster readers.
+READ_BYTES_PER_SECOND = 2 * 1024 * 1024
+# Delays after throttled reads; AWS advises 1 s after the first.
+READ_BACKOFF = Backoff(1.0, 30.0)
 
 
 class ShardTip:
@@ -97,15 +104,6 @@ def proves_complete(
     """
     known = max(time_of_position(time_in(after)), complete_until or 0.0)
     return retention.since <= known and now < known + retention.seconds
-
-
-FIRST_RECORDS = 1000
-ANSWER_BYTES = 4 * 1024 * 1024
-"""Approximate size of a response: the number of records asked for follows their size."""
-READ_BYTES_PER_SECOND = 2 * 1024 * 1024
-"""Read rate of a shard, for all its readers together; Kinesis throttles faster readers."""
-READ_BACKOFF = Backoff(1.0, 30.0)
-"""Delays after throttled reads; AWS advises 1 s after the first."""
 
 
 class ShardPoller:

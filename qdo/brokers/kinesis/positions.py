@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from qdo.positions import Positions
 
+# Recorded position of a shard that was processed to its end.
 FINISHED = "SHARD_END"
-"""Recorded position of a shard that was processed to its end."""
+# The end of a shard. Sequence numbers of AWS have 186 bits.
 END_SEQUENCE = (1 << 190) - 1
-"""The end of a shard. Sequence numbers of AWS have 186 bits."""
 
+# Recorded as `last` of a child shard that begins with its first message, whatever start is
+# configured. Unlike `KinesisPositions.earliest`, it does not come from an operator's seek.
 CHILD_START = 2
-"""Recorded as `last` of a child shard that begins with its first message, whatever start is
-configured. Unlike `KinesisPositions.earliest`, it does not come from an operator's seek."""
 
 _SEQUENCE_SHIFT = 96
 _SUBSEQUENCE_SHIFT = 64

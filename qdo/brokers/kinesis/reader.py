@@ -38,13 +38,17 @@ from qdo.positions import format_position, position_of_time
 
 log = logging.getLogger(__name__)
 
+# Transient failures in a row that are only logged, not raised.
 PATIENCE = 3
-"""Transient failures in a row that are only logged, not raised."""
 
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
+# No stream keeps its records for less.
 LEAST_RETENTION_SECONDS = 86_400.0
-"""No stream keeps its records for less."""
+# Bodies of fetched messages that are kept so that they can be fetched again.
+KEPT_BYTES = 8 * 1024 * 1024
+# Messages dropped before the list is shortened: each time, the rest of the list is moved.
+COMPACT = 1024
 
 
 class ShardReader:
@@ -207,12 +211,6 @@ class ShardReader:
 
 def _has_time(call: GetIterator | GetRecords) -> bool:
     return isinstance(call, GetIterator) and call.time is not None
-
-
-KEPT_BYTES = 8 * 1024 * 1024
-"""Bodies of fetched messages that are kept so that they can be fetched again."""
-COMPACT = 1024
-"""Messages dropped before the list is shortened: each time, the rest of the list is moved."""
 
 
 class PrefetchBuffer:

@@ -30,8 +30,8 @@ from qdo.queues import check_queue_name
 log = logging.getLogger(__name__)
 
 MOST_RECORDS = 500
+# Size of all records of a call. Newer streams accept twice as much; all accept this.
 CALL_BYTES = 5 * 1024 * 1024
-"""Size of all records of a call. Newer streams accept twice as much; all accept this."""
 SEND_BACKOFF = Backoff(0.1, 5.0)
 
 
@@ -51,8 +51,8 @@ class _Ready:
     size: int
 
 
+# The messages that are not stored yet, by lane.
 _Lanes = OrderedDict[str, deque[_Ready]]
-"""The messages that are not stored yet, by lane."""
 
 
 class KinesisSender:

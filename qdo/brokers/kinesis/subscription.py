@@ -17,11 +17,11 @@ from qdo.positions import position_of_time
 
 log = logging.getLogger(__name__)
 
+# More records are asked for while the buffer has less than both and the owner fetches.
 AHEAD_BYTES = ANSWER_BYTES // 2
 AHEAD_MESSAGES = MOST_RECORDS // 2
-"""More records are asked for while the buffer has less than both and the owner fetches."""
+# How often progress through a shard without messages is recorded.
 TIP_SECONDS = 900.0
-"""How often progress through a shard without messages is recorded."""
 
 Begin = Callable[[int], ShardReader]
 

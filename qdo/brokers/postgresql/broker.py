@@ -40,11 +40,11 @@ from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name
 from qdo.system.clock import clock
 
+# Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
+# many.
 COUNTED = 1_000_000
-"""Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
-many."""
+# In one query. With 150 million messages it would take 30 s, and the server would seem gone.
 MAX_QUEUES = 1000
-"""In one query. With 150 million messages it would take 30 s, and the server would seem gone."""
 
 _NEW_NAMES = """
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
@@ -69,8 +69,8 @@ FROM unnest(%(names)b::text[], %(afters)b::bigint[]) AS asked(name, after)
 JOIN {{schema}}.queues ON app = %(app)s AND queues.name = asked.name
 """  # noqa: S608 - constants
 
+# Of a statement that opens a partition: the table and its indexes.
 LOCKS = 3
-"""Of a statement that opens a partition: the table and its indexes."""
 _PARTITIONS = """
 SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(partition_ticks),
     current_setting('max_locks_per_transaction')::bigint, (
@@ -79,14 +79,14 @@ SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(part
 FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid CROSS JOIN {schema}.about
 WHERE inhparent = '{schema}.messages'::regclass
 """
+# The number of connections for usual roles; PostgreSQL 16 may reserve some for others.
 _MOST = """
 SELECT most - current_setting('superuser_reserved_connections')::integer
     - coalesce(current_setting('reserved_connections', true)::integer, 0), most
 FROM current_setting('max_connections') AS named(text), CAST(text AS integer) AS most
 """
-"""The number of connections for usual roles; PostgreSQL 16 may reserve some for others."""
+# Age of a transaction that `qdo doctor` names. Only some roles see the age of those of others.
 OPEN_SECONDS = 60.0
-"""Age of a transaction that `qdo doctor` names. Only some roles see the age of those of others."""
 _OPEN = """
 SELECT pid, usename, round(extract(epoch FROM clock_timestamp() - xact_start))
 FROM pg_stat_activity AS one WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -104,6 +104,9 @@ SELECT app, name, (SELECT position FROM {schema}.messages WHERE queue = queues.i
     AND position < %s::bigint AND position > trimmed ORDER BY position LIMIT 1) AS oldest
 FROM {schema}.queues ORDER BY oldest LIMIT 1
 """
+# Time between two attempts of a process to drop partitions.
+DROP_SECONDS = 10.0
+_SECOND = 10_000_000
 
 
 class PostgresqlCatalog(QueueCatalog):
@@ -241,11 +244,6 @@ class PostgresqlCatalog(QueueCatalog):
             if not wanted:
                 break
         return found
-
-
-DROP_SECONDS = 10.0
-"""Time between two attempts of a process to drop partitions."""
-_SECOND = 10_000_000
 
 
 class PostgresqlBroker(GroupCommitBroker):

@@ -55,6 +55,17 @@ _RESEND = (
     "SELECT {schema}.append(%(app)s, ARRAY[%(queue)s], ARRAY[%(key)s::text],"
     " ARRAY[%(headers)s::text], ARRAY[%(body)b::bytea], NULL)"
 )
+_OF_QUEUE = """
+FROM {schema}.delayed WHERE queue = (
+    SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(queue)s)
+"""
+_FIND = f"""
+SELECT number, due, key, headers, body {_OF_QUEUE}
+  AND (%(patterns)s::text[] IS NULL OR headers LIKE ANY (%(patterns)s))
+ORDER BY due, number LIMIT %(limit)s
+"""
+_NUMBERS = f"SELECT number {_OF_QUEUE}"
+_REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"
 
 
 class _Tables:
@@ -152,19 +163,6 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
         return self._writer.run(
             lambda connection: connection.execute(statement, parameters).rowcount
         )
-
-
-_OF_QUEUE = """
-FROM {schema}.delayed WHERE queue = (
-    SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(queue)s)
-"""
-_FIND = f"""
-SELECT number, due, key, headers, body {_OF_QUEUE}
-  AND (%(patterns)s::text[] IS NULL OR headers LIKE ANY (%(patterns)s))
-ORDER BY due, number LIMIT %(limit)s
-"""
-_NUMBERS = f"SELECT number {_OF_QUEUE}"
-_REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"
 
 
 class PostgresqlDelayedMessages(_Tables, DelayedMessages):

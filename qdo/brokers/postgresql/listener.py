@@ -46,34 +46,34 @@ from qdo.text import printable
 
 log = logging.getLogger(__name__)
 
+# Time between looks without a notification.
 LOOK_SECONDS = 1.0
-"""Time between looks without a notification."""
+# The same behind a pooler, which delivers no notifications.
 POLL_SECONDS = 0.1
-"""The same behind a pooler, which delivers no notifications."""
+# A server that takes longer for a look was away. Clients wait for a connection for 2 s or more.
 SLOW_SECONDS = 1.0
-"""A server that takes longer for a look was away. Clients wait for a connection for 2 s or more."""
+# The payload of a notification by the transaction of an app. Others that committed at the same time
+# did not notify, and may become visible after the look that follows.
 AGAIN = "again"
-"""The payload of a notification by the transaction of an app. Others that committed at the same
-time did not notify, and may become visible after the look that follows."""
+# Times of further looks after such a notification.
 AGAIN_SECONDS = (0.02, 0.25)
-"""Times of further looks after such a notification."""
+# How many names of queues a listener remembers, at about 100 bytes each.
 KNOWN_NAMES = 100_000
-"""How many names of queues a listener remembers, at about 100 bytes each."""
 RETRY_SECONDS = 1.0
+# Time between two attempts to move messages of locked queues; each waits as long for a lock.
 LOCKED_SECONDS = 0.2
-"""Time between two attempts to move messages of locked queues; each waits as long for a lock."""
+# How late messages are when the listener names locks as the reason.
 LATE_SECONDS = 5.0
-"""How late messages are when the listener names locks as the reason."""
+# Limits of one transaction that moves due messages, because it locks their queues.
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
-"""Limits of one transaction that moves due messages, because it locks their queues."""
+# How long it may take. Other messages wait meanwhile, and so does a worker that starts.
 MOVE_SECONDS = 10.0
-"""How long it may take. Other messages wait meanwhile, and so does a worker that starts."""
+# Time between two marks, see `LookBound`. Each takes an id of a transaction. Also that between two
+# chores of a worker, see `tidy` in `functions.sql`.
 MARK_SECONDS = 60.0
-"""Time between two marks, see `LookBound`. Each takes an id of a transaction. Also that between two
-chores of a worker, see `tidy` in `functions.sql`."""
+# An id of transactions, and a position, that is never reached.
 NOTHING_NEW = 2**62
-"""An id of transactions, and a position, that is never reached."""
 _SECOND = 10_000_000
 _LOOK = """
 SELECT look.*, concat(pg_postmaster_start_time(), stats_reset)

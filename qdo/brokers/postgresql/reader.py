@@ -22,18 +22,18 @@ from qdo.postgresql.url import SchemaAddress
 T = TypeVar("T")
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
 
+# Largest size of all bodies in one answer. The first body of a queue may be larger.
 FETCH_BYTES = 32 * 1024 * 1024
-"""Largest size of all bodies in one answer. The first body of a queue may be larger."""
+# Fetches in one query. With that many first bodies of `Broker.max_read_bytes`, 4 MiB by default, an
+# answer has 256 MiB; of 64 MiB, which a sender may store, it would end the worker.
 MAX_FETCHES = 64
-"""Fetches in one query. With that many first bodies of `Broker.max_read_bytes`, 4 MiB by default,
-an answer has 256 MiB; of 64 MiB, which a sender may store, it would end the worker."""
+# Time between two lists of the partitions. Those that are added meanwhile are in the last span.
 LIST_SECONDS = 60.0
-"""Time between two lists of the partitions. Those that are added meanwhile are in the last span."""
 END = 2**63 - 1
 
+# Largest values that the schema stores, in bytes. Larger ones of a changed row stay on the server:
+# they could exceed the memory of the process. Takes 0.07 us for each row.
 _LIMITS = ("body", MAX_STORED_BODY_BYTES), ("key", 4000), ("headers", 128 * 1024)
-"""Largest values that the schema stores, in bytes. Larger ones of a changed row stay on the server:
-they could exceed the memory of the process. Takes 0.07 us for each row."""
 _TOO_LARGE = " OR ".join(f"octet_length({name}) > {most}" for name, most in _LIMITS)
 _UNREAD = unreadable("it exceeds the limits of the schema")
 _COLUMNS = f"""position,
@@ -69,7 +69,9 @@ ORDER BY place, position
 """
 
 
-_PLACE, _ROW = itemgetter(0), itemgetter(1, 2, 3, 4)
+_PLACE = itemgetter(0)
+_ROW = itemgetter(1, 2, 3, 4)
+Work: TypeAlias = "Fetch | Callable[[PostgresqlConnection], Any]"
 
 
 class Fetch(NamedTuple):
@@ -78,9 +80,6 @@ class Fetch(NamedTuple):
     queue: str
     after: int
     limit: int
-
-
-Work: TypeAlias = "Fetch | Callable[[PostgresqlConnection], Any]"
 
 
 class Fetches(GroupedCalls[Work]):

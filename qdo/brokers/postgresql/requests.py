@@ -122,8 +122,9 @@ FROM (
 """
 _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
-SPARED, LONGEST_SECONDS = 10.0, 1.0
-"""After a look that has read many dead rows, the next whole one waits ten times as long."""
+# After a look that has read many dead rows, the next whole one waits ten times as long.
+SPARED = 10.0
+LONGEST_SECONDS = 1.0
 MOST_LOOKS = 1000
 
 

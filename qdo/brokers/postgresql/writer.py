@@ -50,6 +50,44 @@ from qdo.refusals import failure_kind
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+# Messages without options, or something else.
+Work: TypeAlias = "Sequence[Outgoing] | Change | GroupedWork"
+NOTIFY_SECONDS = 0.002
+# The longest payload of a notification.
+PAYLOAD_BYTES = 7999
+# How long a call waits for the lock of its queue.
+LOCK_SECONDS = 10.0
+# How long one attempt waits for a lock. Calls for other queues wait meanwhile.
+GROUP_LOCK_SECONDS = 0.5
+# The same when the calls of a group are tried one by one to find those that must wait.
+ALONE_LOCK_SECONDS = 0.02
+# Stands for the queues of a change; it is not the name of a queue.
+UNKNOWN = frozenset({""})
+# Stands for the requests of an app in a notification; it cannot be the name of a queue.
+REQUESTS = "."
+# SQLSTATE of the error that `lock_queues` raises.
+TOO_MANY_QUEUES = "QD001"
+# SQLSTATE of the error that `ask_requests` raises.
+REQUEST_EXISTS = "QD004"
+# By SQLSTATE, the errors that `add_shards` and `route` raise for a queue.
+OF_SHARDS: dict[str, Callable[[str], QdoError]] = {
+    "QD005": sealed_error,
+    "QD006": keyless_error,
+    "QD007": taken_error,
+}
+_SECOND = 10_000_000
+# Names, keys, headers, bodies, ids, dues, deduplication keys and windows.
+ARRAYS = (
+    "%b::text[], %b::text[], %b::text[], %b::bytea[],"
+    " %b::text[], %b::bigint[], %b::text[], %b::bigint[]"
+)
+# SQLSTATE of the error that `stage` raises.
+OTHER_SCHEMA = "QD002"
+_NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
+_STATES = (
+    (errors.ReadOnlySqlTransaction, "is read-only; send in one that may write, on the primary"),
+    (errors.InFailedSqlTransaction, "has failed; roll it back, and send in the next one"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +120,6 @@ class GroupedWork:
     alone: str | None
     queues: frozenset[str]
     told: frozenset[str]
-
-
-Work: TypeAlias = "Sequence[Outgoing] | Change | GroupedWork"
-"""Messages without options, or something else."""
-
-NOTIFY_SECONDS = 0.002
-PAYLOAD_BYTES = 7999
-"""The longest payload of a notification."""
-LOCK_SECONDS = 10.0
-"""How long a call waits for the lock of its queue."""
-GROUP_LOCK_SECONDS = 0.5
-"""How long one attempt waits for a lock. Calls for other queues wait meanwhile."""
-ALONE_LOCK_SECONDS = 0.02
-"""The same when the calls of a group are tried one by one to find those that must wait."""
-UNKNOWN = frozenset({""})
-"""Stands for the queues of a change; it is not the name of a queue."""
-REQUESTS = "."
-"""Stands for the requests of an app in a notification; it cannot be the name of a queue."""
-TOO_MANY_QUEUES = "QD001"
-"""SQLSTATE of the error that `lock_queues` raises."""
-REQUEST_EXISTS = "QD004"
-"""SQLSTATE of the error that `ask_requests` raises."""
-OF_SHARDS: dict[str, Callable[[str], QdoError]] = {
-    "QD005": sealed_error,
-    "QD006": keyless_error,
-    "QD007": taken_error,
-}
-"""By SQLSTATE, the errors that `add_shards` and `route` raise for a queue."""
 
 
 class _Held(NamedTuple):
@@ -394,19 +404,6 @@ def columns(messages: Sequence[Outgoing]) -> tuple[Any, Any, Any, list[bytes]]:
     )
 
 
-_SECOND = 10_000_000
-ARRAYS = (
-    "%b::text[], %b::text[], %b::text[], %b::bytea[],"
-    " %b::text[], %b::bigint[], %b::text[], %b::bigint[]"
-)
-"""Names, keys, headers, bodies, ids, dues, deduplication keys and windows."""
-
-
-OTHER_SCHEMA = "QD002"
-"""SQLSTATE of the error that `stage` raises."""
-_NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
-
-
 class SendWork:
     """Sends messages with options, in the given order; its result is their ids."""
 
@@ -472,12 +469,6 @@ def execute_within(
             if isinstance(found, kind):
                 raise UsageError(reason=f"the connection's transaction {state}") from error
         raise translated(address, found, driver.info.user) from found
-
-
-_STATES = (
-    (errors.ReadOnlySqlTransaction, "is read-only; send in one that may write, on the primary"),
-    (errors.InFailedSqlTransaction, "has failed; roll it back, and send in the next one"),
-)
 
 
 def arrays_of(

@@ -22,16 +22,16 @@ from qdo.brokers.sqs.receive import BodyReader
 from qdo.brokers.sqs.url import BATCH, FIFO
 from qdo.text import describe, pluralize
 
+# Maximum of open polls; further queues wait for one to end.
 MOST_POLLS = 1000
-"""Maximum of open polls; further queues wait for one to end."""
+# Length to which reasons of SQS are cut in the log, in characters.
 MOST_REASON = 200
-"""Length to which reasons of SQS are cut in the log, in characters."""
+# Methods of a boto3 client, by action.
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
     "ChangeMessageVisibilityBatch": "change_message_visibility_batch",
 }
-"""Methods of a boto3 client, by action."""
 
 _log = logging.getLogger(__name__)
 

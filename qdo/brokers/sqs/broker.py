@@ -38,10 +38,18 @@ if TYPE_CHECKING:
     from qdo.brokers.sqs.consumer import SqsConsumer
 
 
+# A redrive policy should allow this many receives for each attempt of a job: after handovers and
+# crashes, messages are received again whose job never ran.
 RECEIVES_PER_ATTEMPT = 10
-"""A redrive policy should allow this many receives for each attempt of a job: after handovers and
-crashes, messages are received again whose job never ran."""
 LONGEST_RETENTION_SECONDS = 14 * 86_400
+# How much longer than the long poll itself its answer may take.
+POLL_SLACK_SECONDS = 10.0
+# Maximum of open calls, without those of consuming, which have their own connections.
+CONNECTIONS = 4 * AT_ONCE
+LARGER_BODIES = (
+    "raise max_body of the broker's address, up to {}, or add bucket=NAME, which keeps larger"
+    " bodies in S3"
+)
 
 
 def advice(
@@ -133,16 +141,6 @@ class SqsCatalog(QueueCatalog):
             in_flight=counts.in_flight,
             retention_seconds=counts.retention_seconds,
         )
-
-
-POLL_SLACK_SECONDS = 10.0
-"""How much longer than the long poll itself its answer may take."""
-CONNECTIONS = 4 * AT_ONCE
-"""Maximum of open calls, without those of consuming, which have their own connections."""
-LARGER_BODIES = (
-    "raise max_body of the broker's address, up to {}, or add bucket=NAME, which keeps larger"
-    " bodies in S3"
-)
 
 
 class SqsBroker(AwsBroker):

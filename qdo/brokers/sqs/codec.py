@@ -66,13 +66,42 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET, Positions
 from qdo.text import describe
 
+# Attributes that mark a message with a pointer; their value is the size of its body in bytes.
 SIZE_MARKERS = ("ExtendedPayloadSize", "SQSLargePayloadSize")
-"""Attributes that mark a message with a pointer; their value is the size of its body in bytes."""
 POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
 LEGACY_POINTER_CLASS = "com.amazon.sqs.javamessaging.MessageS3Pointer"
 
 _MOST_DIGITS = 15
 _MAX_KEY_BYTES = 1024
+# Prefix of action names in the SQS protocol.
+TARGET = "AmazonSQS"
+ENCODING = "qdo-encoding"
+HEADERS = "qdo-headers"
+KEY = "qdo-key"
+# Message group of all messages without a key. A single group preserves the queue's order.
+NO_GROUP = "-"
+# MessageSystemAttributeNames of a receive call, besides all MessageAttributeNames.
+RECEIVED_ATTRIBUTES = (
+    "SentTimestamp",
+    "ApproximateReceiveCount",
+    "SequenceNumber",
+    "MessageGroupId",
+)
+_BASE64 = "base64"
+_EMPTY = "empty"
+# Type of an attribute with JSON text, for values that SQS rejects as plain text.
+_JSON_TEXT = "String.json"
+_GROUP = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
+# Characters that SQS rejects in any text, because XML 1.0 cannot represent them.
+_REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+# In units of 100 ns, like positions.
+_MILLISECOND = 10_000
+Attributes = dict[str, dict[str, Any]]
+_NONE: Mapping[str, Mapping[str, Any]] = {}
+_NAME_BITS = 256
+_NAME = (1 << _NAME_BITS) - 1
+_ID_BITS = 128
+_ID = (1 << _ID_BITS) - 1
 
 
 def pointer_entry(
@@ -113,37 +142,6 @@ def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
         if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
             return int(text)
     return 0
-
-
-TARGET = "AmazonSQS"
-"""Prefix of action names in the SQS protocol."""
-
-ENCODING = "qdo-encoding"
-HEADERS = "qdo-headers"
-KEY = "qdo-key"
-
-NO_GROUP = "-"
-"""Message group of all messages without a key. A single group preserves the queue's order."""
-
-RECEIVED_ATTRIBUTES = (
-    "SentTimestamp",
-    "ApproximateReceiveCount",
-    "SequenceNumber",
-    "MessageGroupId",
-)
-"""MessageSystemAttributeNames of a receive call, besides all MessageAttributeNames."""
-
-_BASE64 = "base64"
-_EMPTY = "empty"
-_JSON_TEXT = "String.json"
-"""Type of an attribute with JSON text, for values that SQS rejects as plain text."""
-_GROUP = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
-_REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-"""Characters that SQS rejects in any text, because XML 1.0 cannot represent them."""
-_MILLISECOND = 10_000
-"""In units of 100 ns, like positions."""
-
-Attributes = dict[str, dict[str, Any]]
 
 
 class Received(NamedTuple):
@@ -354,9 +352,6 @@ def _content(
     return _Content(body, key, headers, pointer)
 
 
-_NONE: Mapping[str, Mapping[str, Any]] = {}
-
-
 def _key(given: Mapping[str, Mapping[str, Any]], group: str | None) -> str | None:
     attribute = given.get(KEY)
     if attribute is None or "StringValue" not in attribute:
@@ -407,12 +402,6 @@ def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
         return text_headers(known, own)
     written = json.dumps({**foreign, **known}, ensure_ascii=False)
     return text_headers({**foreign, **known}, written)
-
-
-_NAME_BITS = 256
-_NAME = (1 << _NAME_BITS) - 1
-_ID_BITS = 128
-_ID = (1 << _ID_BITS) - 1
 
 
 class SqsPositions(Positions):

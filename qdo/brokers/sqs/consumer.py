@@ -18,8 +18,8 @@ from qdo.brokers.sqs.url import FIFO
 from qdo.errors import QdoError
 from qdo.text import pluralize
 
+# How long closing waits for calls after the end of the last long poll.
 CLOSE_SECONDS = 10.0
-"""How long closing waits for calls after the end of the last long poll."""
 
 DEFAULT_TIMING = Timing()
 

@@ -30,10 +30,10 @@ from qdo.errors import UnsupportedError
 
 LETTER = "qdo-dead-letter"
 TRACEBACK = "qdo-traceback"
+# Length to which errors are cut, in characters; the beginning is kept.
 MAX_ERROR = 8_000
-"""Length to which errors are cut, in characters; the beginning is kept."""
+# Length to which tracebacks are cut, in characters; the end is kept.
 MAX_TRACEBACK = 64_000
-"""Length to which tracebacks are cut, in characters; the end is kept."""
 
 
 @dataclass(frozen=True, slots=True)

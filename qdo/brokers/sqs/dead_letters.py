@@ -54,19 +54,26 @@ from qdo.errors import PartialSendError, QdoError
 from qdo.positions import position_now
 from qdo.system.native import run_parallel
 
+# How long dead letters stay hidden unless released, if there are few.
 HIDE_SECONDS = 60
-"""How long dead letters stay hidden unless released, if there are few."""
+# Assumed receive rate. It extends the hidden time by the number of dead letters.
 LETTERS_PER_SECOND = 100
-"""Assumed receive rate. It extends the hidden time by the number of dead letters."""
 MAX_HIDE_SECONDS = 43_200
+# Dead letters that are hidden for less than this are received again before an operation.
 MARGIN_SECONDS = 15.0
-"""Dead letters that are hidden for less than this are received again before an operation."""
 _BATCH = 10
 
+# Queue of a message, and the identity part of its position.
 Place = tuple[str, int]
-"""Queue of a message, and the identity part of its position."""
+# URL of the queue that a dead letter is in, and the dead letter.
 Copy = tuple[str, FoundDeadLetter]
-"""URL of the queue that a dead letter is in, and the dead letter."""
+log = logging.getLogger(__name__)
+# How long a count of dead letters is used.
+COUNT_SECONDS = 60.0
+# How long, and up to which size, listed dead letters are remembered: a command that lists them then
+# reads them one by one.
+SEEN_SECONDS = 30.0
+SEEN_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -234,16 +241,6 @@ class DeadLetterReceiver:
             int(each["Id"]): str(each.get("Message") or each.get("Code"))
             for each in answer.get("Failed", ())
         }
-
-
-log = logging.getLogger(__name__)
-
-COUNT_SECONDS = 60.0
-"""How long a count of dead letters is used."""
-SEEN_SECONDS = 30.0
-SEEN_BYTES = 64 * 1024 * 1024
-"""How long, and up to which size, listed dead letters are remembered: a command that lists them
-then reads them one by one."""
 
 
 class SqsDeadLetters(DeadLetterStore):

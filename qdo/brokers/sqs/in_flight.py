@@ -26,6 +26,21 @@ from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position
 from qdo.brokers.sqs.receive import OpenPoll
 from qdo.brokers.sqs.url import BATCH, HOLD_SECONDS
 
+# About how many bytes one process holds before its queues receive fewer messages at once.
+HELD_BYTES = 256 * 1024 * 1024
+# Assumed size of a message before any was received. It is large: the first polls of all queues are
+# open at once, and receiving few messages costs each queue only one call.
+FIRST_BYTES = 262144.0
+# The longest long poll that SQS allows.
+MOST_WAIT_SECONDS = 20.0
+# Maximum of recorded names of done messages: about 20 KB in the queue node.
+MOST_UNCONFIRMED = 500
+# A message is extended after this share of its visibility timeout.
+_EXTEND_SHARE = 0.5
+# An answer is assumed to arrive within this share of the visibility timeout. If it took longer, SQS
+# rejects extensions and deletes of its messages.
+_ON_ITS_WAY_SHARE = 0.1
+
 
 @dataclass(slots=True)
 class InFlightMessage:
@@ -50,13 +65,6 @@ class InFlightMessage:
     done: bool = False
     kept: int = 0
     has_followers: bool = False
-
-
-HELD_BYTES = 256 * 1024 * 1024
-"""About how many bytes one process holds before its queues receive fewer messages at once."""
-FIRST_BYTES = 262144.0
-"""Assumed size of a message before any was received. It is large: the first polls of all queues are
-open at once, and receiving few messages costs each queue only one call."""
 
 
 class MemoryBudget:
@@ -101,17 +109,6 @@ class MemoryBudget:
     def freed(self, size: int) -> None:
         """Stop counting bytes."""
         self.held -= size
-
-
-MOST_WAIT_SECONDS = 20.0
-"""The longest long poll that SQS allows."""
-MOST_UNCONFIRMED = 500
-"""Maximum of recorded names of done messages: about 20 KB in the queue node."""
-_EXTEND_SHARE = 0.5
-"""A message is extended after this share of its visibility timeout."""
-_ON_ITS_WAY_SHARE = 0.1
-"""An answer is assumed to arrive within this share of the visibility timeout. If it took longer,
-SQS rejects extensions and deletes of its messages."""
 
 
 @dataclass(slots=True)

@@ -37,10 +37,15 @@ from qdo.brokers.sqs.url import BATCH
 from qdo.errors import UnreachableError
 from qdo.system.clock import clock as boot_clock
 
+# Pause after the first poll that found nothing; it doubles from poll to poll.
 FIRST_REST_SECONDS = 0.5
-"""Pause after the first poll that found nothing; it doubles from poll to poll."""
+# Delays after calls that failed.
 RETRY_BACKOFF = Backoff(0.2, 30.0)
-"""Delays after calls that failed."""
+# After so many empty polls in a row the poller checks the queue's backlog, ever less often.
+LOOK_AT = frozenset(3 << shift for shift in range(24))
+# How often the poller checks whether it may poll again.
+UNWANTED_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +66,6 @@ def idle_backoff(empty: int, most: float, jitter: float) -> float:
     if not most or not empty:
         return 0.0
     return Backoff(FIRST_REST_SECONDS, most, jitter=0.0).delay(empty, 0.0) * (0.9 + 0.2 * jitter)
-
-
-LOOK_AT = frozenset(3 << shift for shift in range(24))
-"""After so many empty polls in a row the poller checks the queue's backlog, ever less often."""
-UNWANTED_SECONDS = 1.0
-"""How often the poller checks whether it may poll again."""
-
-_log = logging.getLogger(__name__)
 
 
 class PollOwner(Protocol):

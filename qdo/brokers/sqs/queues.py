@@ -26,6 +26,17 @@ from qdo.queues import name_error
 from qdo.system.native import run_parallel
 
 log = logging.getLogger(__name__)
+# About how long a queue's settings and tags are used before they are read again.
+SETTINGS_SECONDS = 3600.0
+# Counts are read again after `COUNTS_SECONDS`, or later where the queues are so many that this
+# would exceed this call rate: 5 a second cost 5 dollars a month.
+COUNTS_SECONDS = 5.0
+COUNTS_PER_SECOND = 5.0
+# Retention of created queues: 14 days, the maximum of SQS.
+RETENTION_SECONDS = 1_209_600
+_PAGE = 1000
+# Another process created the queue meanwhile, with other attributes.
+_EXISTS = ("QueueNameExists", "QueueAlreadyExists")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +103,6 @@ def _redrive_of(policy: str | None) -> Redrive | None:
     except (ValueError, TypeError, KeyError, AttributeError):
         log.warning("redrive policy %r cannot be parsed and is ignored", policy)
         return None
-
-
-SETTINGS_SECONDS = 3600.0
-"""About how long a queue's settings and tags are used before they are read again."""
-COUNTS_SECONDS = 5.0
-COUNTS_PER_SECOND = 5.0
-"""Counts are read again after `COUNTS_SECONDS`, or later where the queues are so many that this
-would exceed this call rate: 5 a second cost 5 dollars a month."""
-RETENTION_SECONDS = 1_209_600
-"""Retention of created queues: 14 days, the maximum of SQS."""
-_PAGE = 1000
-_EXISTS = ("QueueNameExists", "QueueAlreadyExists")
-"""Another process created the queue meanwhile, with other attributes."""
 
 
 @dataclass(slots=True)

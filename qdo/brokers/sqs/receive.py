@@ -18,16 +18,18 @@ from qdo.encoding import unreadable, with_body_kind
 from qdo.errors import QdoError, UnreachableError
 from qdo.text import describe
 
+# While bodies are read, messages are hidden again after this share of their visibility timeout:
+# `qdo.brokers.sqs.in_flight` assumes that an answer is no older when it is stored.
 READING_SHARE = 0.1
-"""While bodies are read, messages are hidden again after this share of their visibility timeout:
-`qdo.brokers.sqs.in_flight` assumes that an answer is no older when it is stored."""
+# How often the reader checks meanwhile whether the claim has ended.
 ENDED_SECONDS = 1.0
-"""How often the reader checks meanwhile whether the claim has ended."""
 
 _log = logging.getLogger(__name__)
 
+# Hides messages of a queue, by their receipts, for this many seconds.
 Hide = Callable[[str, Sequence[str], int], None]
-"""Hides messages of a queue, by their receipts, for this many seconds."""
+# SQS knows the id of a receive for 300 seconds.
+KNOWN_SECONDS = 240.0
 
 
 class BodyReader:
@@ -187,10 +189,6 @@ def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
     unreachable = [fault for fault in faults if isinstance(fault, UnreachableError)]
     if len(unreachable) > 1:
         raise unreachable[0]
-
-
-KNOWN_SECONDS = 240.0
-"""SQS knows the id of a receive for 300 seconds."""
 
 
 class ReceiveAttemptId:

@@ -31,8 +31,14 @@ from qdo.errors import MessageTooLargeError, QdoError, UnreachableError, Unsuppo
 from qdo.system.native import run_parallel
 from qdo.text import join_some
 
+# The longest delay that SQS supports.
 MAX_DELAY_SECONDS = 900
-"""The longest delay that SQS supports."""
+log = logging.getLogger(__name__)
+ACTION = "SendMessageBatch"
+SEND_BACKOFF = Backoff(0.1, 3.0)
+_UNSAID = {"Message": "its answer does not mention it"}
+# Upper limit of the size of a pointer to a body in S3, in bytes.
+_POINTER_BYTES = 2048
 
 
 def check_options(queue: str, terms: SendOptions) -> None:
@@ -64,15 +70,6 @@ def _seconds_until(due: float) -> float:
 def delay_seconds(due: float) -> int:
     """Return the seconds until a message is due, rounded up: never too early."""
     return min(max(math.ceil(_seconds_until(due)), 0), MAX_DELAY_SECONDS)
-
-
-log = logging.getLogger(__name__)
-
-ACTION = "SendMessageBatch"
-SEND_BACKOFF = Backoff(0.1, 3.0)
-_UNSAID = {"Message": "its answer does not mention it"}
-_POINTER_BYTES = 2048
-"""Upper limit of the size of a pointer to a body in S3, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

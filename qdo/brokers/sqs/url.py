@@ -17,16 +17,16 @@ from qdo.brokers.aws.address import (
     _whole,
 )
 
+# Maximum of messages in one call.
 BATCH = 10
-"""Maximum of messages in one call."""
+# SQS hides a message at most this long after it was received, extensions included.
 HOLD_SECONDS = 12 * 3600.0
-"""SQS hides a message at most this long after it was received, extensions included."""
+# Maximum bytes of body and attributes in SQS.
 MAX_SQS_MESSAGE = 1024 * 1024
-"""Maximum bytes of body and attributes in SQS."""
+# Characters, `.fifo` included.
 MAX_SQS_NAME = 80
-"""Characters, `.fifo` included."""
+# Suffix of the names of FIFO queues.
 FIFO = ".fifo"
-"""Suffix of the names of FIFO queues."""
 
 _SQS_FORM = "sqs://REGION/PREFIX"
 _SQS_NAME = re.compile(r"[A-Za-z0-9_-]*")

@@ -14,6 +14,13 @@ from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
 from qdo.brokers.sqs.poller import RETRY_BACKOFF, Timing
 from qdo.brokers.sqs.url import BATCH
 
+# Short delays after extensions that failed: the visibility timeout is running.
+EXTEND_BACKOFF = Backoff(0.2, 2.0)
+# Attempts to release a message; it becomes visible after its timeout anyway.
+TRIES = 4
+# How long a done message waits at most for others to be deleted with it.
+LINGER_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumedQueue:
@@ -28,10 +35,6 @@ class ConsumedQueue:
     def pause(self, failures: int) -> None:
         """Wait before the next attempt of a failed call."""
         gevent.sleep(RETRY_BACKOFF.delay(failures, self.timing.jitter()))
-
-
-EXTEND_BACKOFF = Backoff(0.2, 2.0)
-"""Short delays after extensions that failed: the visibility timeout is running."""
 
 
 class VisibilityExtender:
@@ -120,10 +123,6 @@ class VisibilityExtender:
         return not answer.failed
 
 
-TRIES = 4
-"""Attempts to release a message; it becomes visible after its timeout anyway."""
-
-
 class Releaser:
     def __init__(self, queue: ConsumedQueue) -> None:
         self._queue = queue
@@ -147,10 +146,6 @@ class Releaser:
             if not batch:
                 return
             self._queue.pause(failures)
-
-
-LINGER_SECONDS = 0.5
-"""How long a done message waits at most for others to be deleted with it."""
 
 
 class Deleter:
