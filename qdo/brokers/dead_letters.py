@@ -168,13 +168,13 @@ class SqlDeadLetters(DeadLetterStore):
     """The reading half of a store of dead letters in a SQL table.
 
     :cvar queries: returns whole dead letters, entries, and the number of each queue.
+    :param read: returns the rows of a query, given its parameters except for the app.
     """
 
     queries: ClassVar[tuple[Any, Any, Any]]
 
-    @abc.abstractmethod
-    def _read(self, query: Any, **wanted: Any) -> list[Any]:
-        """Return the rows of a query, given the parameters except for the app."""
+    def __init__(self, read: Callable[..., list[Any]]) -> None:
+        self._read = read
 
     def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
         found = self._read(self.queries[0], queue=queue, position=None)

@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.requests import PAUSED, NewRequest, Take, Taken
 from qdo.encoding import with_header
 from qdo.errors import UsageError
@@ -36,7 +37,6 @@ from qdo.message import Message
 from qdo.testing.database import StagedMessages
 from qdo.testing.memory_broker import (
     MemoryBroker,
-    MemoryDeadLetters,
     MemoryRequests,
     MemoryStore,
 )
@@ -232,9 +232,9 @@ class FaultyBroker(MemoryBroker):
         return _PointedReader(super().reader(queue, after), queue, self._reach)
 
 
-class _PointedDeadLetters(MemoryDeadLetters):
+class _PointedDeadLetters(EmbeddedDeadLetters):
     def __init__(self, broker: MemoryBroker, reach: Reach) -> None:
-        super().__init__(broker)
+        super().__init__(broker.tables)
         self._reach = reach
 
     def store(self, record: DeadLetterRecord) -> None:

@@ -16,12 +16,11 @@ from typing import TypeVar, cast
 from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.broker import SqliteBroker
-from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import move_due
 from qdo.brokers.embedded.reader import CHANGED
 from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
-from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.embedded.writer import EmbeddedTables, Transaction, Writer
 from qdo.encoding import ID, parsed
 from qdo.positions import position_now, time_of_position
 from qdo.system.fork_guard import unforked
@@ -152,7 +151,7 @@ class MemoryBroker(SqliteBroker):
     def __init__(self, store: MemoryStore, app: str) -> None:
         self.writer = MemoryWriter(store, app, lambda: self.max_queues)
         writer = cast(Writer, self.writer)
-        super().__init__(store.connection, MEMORY, app, writer, ID_NODE, _NO_FILE)
+        super().__init__(EmbeddedTables(store.connection, MEMORY, app, writer, ID_NODE, _NO_FILE))
         self.requests = MemoryRequests(self)
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
@@ -171,21 +170,11 @@ class MemoryBroker(SqliteBroker):
 
 class MemoryRequests(EmbeddedRequests):
     def __init__(self, broker: MemoryBroker) -> None:
-        reading = broker.writer.store.connection
-        app = broker.writer.app
-        writer = cast(Writer, broker.writer)
-        super().__init__(reading, MEMORY, app, writer, ID_NODE, broker.checked_size, _NO_FILE)
+        super().__init__(broker.tables, broker.checked_size)
         self._takers = broker.writer.store.takers
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
-        return _registered(self._takers, (self._app, wake))
-
-
-class MemoryDeadLetters(EmbeddedDeadLetters):
-    def __init__(self, broker: MemoryBroker) -> None:
-        reading = broker.writer.store.connection
-        app = broker.writer.app
-        super().__init__(reading, MEMORY, app, cast(Writer, broker.writer), ID_NODE)
+        return _registered(self._takers, (self._tables.app, wake))
 
 
 def _registered(listeners: list[T], listener: T) -> Callable[[], None]:

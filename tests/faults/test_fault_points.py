@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import qdo
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.jobs.job import Checkpoint
 from qdo.jobs.options import Order
 from qdo.ops.decisions import OperatorDecision
 from qdo.testing import POINTS, TestKit
 from qdo.testing.faults import Step
-from qdo.testing.memory_broker import MemoryDeadLetters
 
 QUEUES = ("a", "b")
 BODIES = ("one", "flaky", "two", "forward", "refused", "three", "bad", "unwanted", "four")
@@ -303,14 +303,14 @@ def test_a_dead_letter_that_cannot_be_stored_is_not_passed(
         raise ValueError("no")
 
     faults = [OSError("no space left")]
-    bury = MemoryDeadLetters.store
+    bury = EmbeddedDeadLetters.store
 
-    def failing(self: MemoryDeadLetters, letter: DeadLetterRecord) -> None:
+    def failing(self: EmbeddedDeadLetters, letter: DeadLetterRecord) -> None:
         if faults:
             raise faults.pop()
         bury(self, letter)
 
-    monkeypatch.setattr(MemoryDeadLetters, "store", failing)
+    monkeypatch.setattr(EmbeddedDeadLetters, "store", failing)
     with TestKit(app) as kit:
         kit.send("q", "bad")
         kit.run_until_idle()

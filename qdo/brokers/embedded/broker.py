@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,11 +16,11 @@ from qdo.brokers.base import Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
-from qdo.brokers.embedded.reader import LOOK_SECONDS, CommitListener, EmbeddedReader
+from qdo.brokers.embedded.reader import CommitListener, EmbeddedReader
 from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.embedded.streams import EmbeddedStreams
-from qdo.brokers.embedded.writer import KEEP_HEAD, Transaction, Work, Writer
+from qdo.brokers.embedded.writer import KEEP_HEAD, EmbeddedTables, Transaction, Work, Writer
 from qdo.brokers.grouped_calls import GroupCommitBroker
 from qdo.brokers.outgoing import checked_size
 from qdo.brokers.streams import check_deletable
@@ -79,35 +78,28 @@ WHERE queue = (SELECT id FROM queues WHERE app = :app AND name = :queue) AND pos
 class EmbeddedCatalog(QueueCatalog):
     """The queues of one app in a file. Safe to use from several threads."""
 
-    def __init__(self, reading: sqlite3.Connection, path: str, app: str) -> None:
-        self._reading = reading
-        self._path = path
-        self._app = app
+    def __init__(self, tables: EmbeddedTables) -> None:
+        self._tables = tables
 
     def names(self) -> list[str]:
-        return self._names(_NAMES)
+        return [name for (name,) in self._tables.read(_NAMES)]
 
     def names_to_show(self) -> list[str]:
-        return self._names(_ALL_NAMES)
-
-    def _names(self, query: Query) -> list[str]:
-        with unforked, translated(self._path):
-            return [name for (name,) in query.all(self._reading, {"app": self._app})]
+        return [name for (name,) in self._tables.read(_ALL_NAMES)]
 
     def backlog(self, queue: str, after: int) -> Backlog:
         return self.backlogs({queue: after})[queue]
 
     def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
-        found = dict.fromkeys(after, NO_BACKLOG)
+        backlogs = dict.fromkeys(after, NO_BACKLOG)
         asked = list(after.items())
         for start in range(0, len(asked), MAX_QUEUES):
             part = json.dumps(dict(asked[start : start + MAX_QUEUES]))
-            with unforked, translated(self._path):
-                rows = _BACKLOGS.all(self._reading, {"app": self._app, "after": part})
+            rows = self._tables.read(_BACKLOGS, after=part)
             for queue, head, sent, delayed, oldest, number in rows:
                 count = 0 if oldest is None else sent - number + 1
-                found[queue] = Backlog(count=count, oldest=oldest, head=head, delayed=delayed)
-        return found
+                backlogs[queue] = Backlog(count=count, oldest=oldest, head=head, delayed=delayed)
+        return backlogs
 
 
 def check_empty(transaction: Transaction, queue: str, last: int) -> None:
@@ -137,39 +129,23 @@ def delete(transaction: Transaction, queue: str, last: int) -> None:
 
 
 class SqliteBroker(GroupCommitBroker):
-    """Queues of one app in the tables of a SQLite database.
-
-    :param path: its file, for errors.
-    :param writer: makes all changes.
-    :param node: 48-bit node of message ids.
-    """
+    """Queues of one app in the tables of a SQLite database."""
 
     requests: EmbeddedRequests
     _writer: Writer
 
-    def __init__(
-        self,
-        reading: sqlite3.Connection,
-        path: str,
-        app: str,
-        writer: Writer,
-        node: int,
-        watch: ReplacedFileCheck,
-    ) -> None:
-        self._reading = reading
-        self._path = path
-        self._app = app
-        self._writer = writer
-        self.id_node = node
-        self._watch = watch
+    def __init__(self, tables: EmbeddedTables) -> None:
+        self.tables = tables
+        self._writer = tables.writer
+        self.id_node = tables.node
         self._logged_ahead = False
         self.checked_size = partial(checked_size, set())
-        self.catalog = EmbeddedCatalog(reading, path, app)
-        self.delayed = EmbeddedDelayedMessages(reading, path, app, writer)
-        self.dead_letters = EmbeddedDeadLetters(reading, path, app, writer, node)
-        self.streams = EmbeddedStreams(reading, path, app, writer)
+        self.catalog = EmbeddedCatalog(tables)
+        self.delayed = EmbeddedDelayedMessages(tables)
+        self.dead_letters = EmbeddedDeadLetters(tables)
+        self.streams = EmbeddedStreams(tables)
         self.stream_of = self.streams.stream_of
-        self.requests = EmbeddedRequests(reading, path, app, writer, node, self.checked_size, watch)
+        self.requests = EmbeddedRequests(tables, self.checked_size)
 
     def _append(self, messages: Sequence[Outgoing]) -> Work:
         return lambda transaction: transaction.append(messages)
@@ -178,9 +154,9 @@ class SqliteBroker(GroupCommitBroker):
         return lambda transaction: send_with_options(transaction, messages, self.id_node)
 
     def reader(self, queue: str, after: int) -> EmbeddedReader:
-        return EmbeddedReader(
-            self._reading, self._path, self._watch, self._app, check_queue_name(queue), after
-        )
+        tables = self.tables
+        name = check_queue_name(queue)
+        return EmbeddedReader(tables.reading, tables.path, tables.watch, tables.app, name, after)
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
         now = time.time()
@@ -213,7 +189,7 @@ class SqliteBroker(GroupCommitBroker):
                 "%s: messages are dated %s and later, because the clock of this machine was ahead"
                 " when some were sent, or is behind now; they are not deleted before that time,"
                 " although they are done",
-                self._path,
+                self.tables.path,
                 format_position(position),
             )
 
@@ -240,7 +216,7 @@ class EmbeddedBroker(SqliteBroker):
                     (node,) = _NODE.only(reading)
                 watch = ReplacedFileCheck(path)
                 writer = Writer(path, app, self._wakeups, clock, limit=lambda: self.max_queues)
-                super().__init__(reading, path, app, writer, node, watch)
+                super().__init__(EmbeddedTables(reading, path, app, writer, node, watch))
             except BaseException:
                 reading.close()
                 raise
@@ -252,12 +228,13 @@ class EmbeddedBroker(SqliteBroker):
         return self._writer.waiting
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
-        delays = DelayScheduler(self._reading, self._path, self._app, self._writer, self._clock)
+        tables = self.tables
+        delays = DelayScheduler(tables, self._clock)
         while delays.step() == 0:
             pass  # due messages must be readable on return, also for a worker in burst
-        with translated(self._path):
+        with translated(tables.path):
             listener = CommitListener(
-                self._reading, self._path, self._app, self._wakeups, wake, LOOK_SECONDS, delays.step
+                tables.reading, tables.path, tables.app, self._wakeups, wake, delays.step
             )
         self._stops.append(listener.stop)
         return listener.stop
@@ -266,5 +243,5 @@ class EmbeddedBroker(SqliteBroker):
         for stop in (*self._stops, *self.requests.stops):
             stop()
         with unforked:
-            self._reading.close()
+            self.tables.reading.close()
         self._writer.close()  # last: the file's guard goes with it

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters, retried_headers
 from qdo.brokers.embedded.schema import Query
-from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.embedded.writer import EmbeddedTables, Transaction
 from qdo.encoding import utf8_text
 from qdo.positions import message_id, time_of_position
 from qdo.queues import check_queue_name
-from qdo.system.fork_guard import unforked
-from qdo.system.sqlite import translated
 
 _STORE = """
 INSERT INTO dead_letters (queue, position, body, key, headers,
@@ -81,7 +78,7 @@ LIMIT :chunk
 """,
     "i",
 )
-_QUEUE_ID = Query("SELECT id FROM queues WHERE app = ? AND name = ?", "i")
+_QUEUE_ID = Query("SELECT id FROM queues WHERE app = :app AND name = :name", "i")
 # Number of dead letters that one transaction deletes: other processes wait for its end.
 PRUNED_AT_ONCE = 1000
 
@@ -108,54 +105,40 @@ class EmbeddedDeadLetters(SqlDeadLetters):
 
     queries = _ALL, _ENTRIES, _COUNTS
 
-    def __init__(
-        self, reading: sqlite3.Connection, path: str, app: str, writer: Writer, node: int
-    ) -> None:
-        self._reading = reading
-        self._path = path
-        self._app = app
-        self._writer = writer
-        self._node = node
+    def __init__(self, tables: EmbeddedTables) -> None:
+        super().__init__(tables.read)
+        self._tables = tables
 
     def store(self, record: DeadLetterRecord) -> None:
         check_queue_name(record.queue)
-        self._writer.run(lambda transaction: store_letter(transaction, record), len(record.body))
-
-    def _read(self, query: Query, **wanted: Any) -> list[Any]:
-        with unforked, translated(self._path):
-            return query.all(self._reading, {"app": self._app, **wanted})
+        self._tables.change(lambda transaction: store_letter(transaction, record), len(record.body))
 
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
-        with unforked, translated(self._path):
-            found = _QUEUE_ID.first(self._reading, (self._app, queue))
-            if found is None:
-                return 0
-            (number,) = found
-        wanted = {"queue": number, "keep": keep, "before": before, "chunk": PRUNED_AT_ONCE}
         total = 0
-        if keep is not None:
-            total += self._delete(queue, _SURPLUS, wanted)
-        if before is not None:
-            total += self._delete(queue, _EXPIRED, wanted)
+        for (number,) in self._read(_QUEUE_ID, name=queue):
+            if keep is not None:
+                total += self._delete(queue, _SURPLUS, queue=number, keep=keep)
+            if before is not None:
+                total += self._delete(queue, _EXPIRED, queue=number, before=before)
         return total
 
-    def _delete(self, queue: str, query: Query, wanted: Mapping[str, object]) -> int:
+    def _delete(self, name: str, query: Query, **values: Any) -> int:
         total = 0
-        while True:
-            # Look without the write lock: most calls find nothing.
-            with unforked, translated(self._path):
-                found = query.all(self._reading, wanted)
-            if not found:
-                return total
-            total += sum(self.discard([(queue, position) for (position,) in found]))
+        # Look without the write lock: most calls find nothing.
+        while letters := self._read(query, chunk=PRUNED_AT_ONCE, **values):
+            total += sum(self.discard([(name, position) for (position,) in letters]))
+        return total
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        return self._writer.run(
-            lambda transaction: [_retry(transaction, *key, self._node) for key in keys]
+        node = self._tables.node
+        return self._tables.change(
+            lambda transaction: [_retry(transaction, *key, node) for key in keys]
         )
 
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        return self._writer.run(lambda transaction: [_discard(transaction, *key) for key in keys])
+        return self._tables.change(
+            lambda transaction: [_discard(transaction, *key) for key in keys]
+        )
 
 
 def _retry(transaction: Transaction, queue: str, position: int, node: int) -> int | None:

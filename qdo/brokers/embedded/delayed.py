@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -20,13 +19,11 @@ from qdo.brokers.base import DelayedMessage, DelayedMessages, Outgoing, SendOpti
 from qdo.brokers.dead_letters import refused_when_due
 from qdo.brokers.embedded.dead_letters import store_letter
 from qdo.brokers.embedded.schema import Query
-from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.embedded.writer import EmbeddedTables, Transaction
 from qdo.brokers.streams import key_hash
 from qdo.encoding import with_header
 from qdo.errors import DatabaseError, QdoError
 from qdo.positions import message_id, position_of_time, time_of_position
-from qdo.system.fork_guard import unforked
-from qdo.system.sqlite import translated
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +46,7 @@ _TRIM = """
 DELETE FROM dedup WHERE (queue, key) IN (
     SELECT queue, key FROM dedup WHERE until <= ? ORDER BY until LIMIT ?)
 """
-_NEXT = Query("SELECT due FROM delayed WHERE app = ? ORDER BY due LIMIT 1", "i")
+_NEXT = Query("SELECT due FROM delayed WHERE app = :app ORDER BY due LIMIT 1", "i")
 _STORE = """
 INSERT INTO delayed (app, due, queue, id, key, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?)
 """
@@ -94,7 +91,8 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     if options is None or options.dedup_key is None:
         return _store(transaction, message, options, node)
     tail = transaction.tail_for(message)
-    queue, key = tail.root or tail.id, options.dedup_key
+    queue = tail.root or tail.id
+    key = options.dedup_key
     if tail.root is not None and message.key is not None:
         key = key_hash(message.key) + key  # it outlives a shard, and counts for the message's key
     execute = transaction.connection.execute
@@ -124,7 +122,7 @@ def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
     """Store a delayed message. It has no position yet, so its id is random."""
     queue = transaction.tail_for(message).id
     execute = transaction.connection.execute
-    earliest = _NEXT.first(transaction.connection, (transaction.app,))
+    earliest = _NEXT.first(transaction.connection, {"app": transaction.app})
     # Listeners sleep until the earliest due time: only an earlier message needs to wake them.
     transaction.rings = transaction.rings or earliest is None or due < earliest[0]
     identifier = transaction.new_id(message)
@@ -183,18 +181,8 @@ def _take(transaction: Transaction, now: int) -> list[_Due]:
 class DelayScheduler:
     """Moves delayed messages of an app into their queues when they are due."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: str,
-        app: str,
-        writer: Writer,
-        clock: Callable[[], int],
-    ) -> None:
-        self._connection = connection
-        self._path = path
-        self._app = app
-        self._writer = writer
+    def __init__(self, tables: EmbeddedTables, clock: Callable[[], int]) -> None:
+        self._tables = tables
         self._clock = clock
         self._not_before = 0.0
         self._look_at = 0.0
@@ -218,7 +206,9 @@ class DelayScheduler:
             left = self._look(now)
             if left is None or left > 0:
                 return left
-            self._writer.run(lambda transaction: move_due(transaction, self._clock()), MOVE_BYTES)
+            self._tables.change(
+                lambda transaction: move_due(transaction, self._clock()), MOVE_BYTES
+            )
             return self._look(now)
         except DatabaseError as error:
             log.warning(
@@ -230,9 +220,8 @@ class DelayScheduler:
     def _look(self, now: float) -> float | None:
         """Find the next due time; return the seconds until then, None without one."""
         self._look_at = now + LOOK_PAUSE_SECONDS
-        with unforked, translated(self._path):
-            found = _NEXT.first(self._connection, (self._app,))
-        self._next = None if found is None else found[0]
+        rows = self._tables.read(_NEXT)
+        self._next = rows[0][0] if rows else None
         return self._left()
 
     def _left(self) -> float | None:
@@ -242,37 +231,30 @@ class DelayScheduler:
 class EmbeddedDelayedMessages(DelayedMessages):
     """The delayed messages of one app. Safe to use from several threads."""
 
-    def __init__(self, reading: sqlite3.Connection, path: str, app: str, writer: Writer) -> None:
-        self._reading = reading
-        self._path = path
-        self._app = app
-        self._writer = writer
+    def __init__(self, tables: EmbeddedTables) -> None:
+        self._tables = tables
 
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
     ) -> list[DelayedMessage]:
-        of = {"app": self._app, "queue": queue}
-        with unforked, translated(self._path):
-            if ids is None:
-                rows = _FIND.all(self._reading, {**of, "limit": limit})
-            else:
-                found = (_FIND_ID.all(self._reading, {**of, "id": each}) for each in ids)
-                rows = list(itertools.chain.from_iterable(found))[:limit]
+        if ids is None:
+            rows = self._tables.read(_FIND, queue=queue, limit=limit)
+        else:
+            matches = (self._tables.read(_FIND_ID, queue=queue, id=each) for each in ids)
+            rows = list(itertools.chain.from_iterable(matches))[:limit]
         return list(itertools.starmap(DelayedMessage, rows))
 
     def numbers(self, queue: str) -> list[int]:
-        with unforked, translated(self._path):
-            found = _NUMBERS.all(self._reading, {"app": self._app, "queue": queue})
-        return [number for (number,) in found]
+        return [number for (number,) in self._tables.read(_NUMBERS, queue=queue)]
 
     def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
-        return self._writer.run(lambda transaction: self._discard(transaction, queue, numbers))
+        return self._tables.change(lambda transaction: self._discard(transaction, queue, numbers))
 
     def _discard(self, transaction: Transaction, queue: str, numbers: Collection[int]) -> set[int]:
         execute = transaction.connection.execute
-        of = {"app": self._app, "queue": queue}
+        of = {"app": transaction.app, "queue": queue}
         gone = {
             each for each in numbers if execute(_REMOVE_OF_QUEUE, {**of, "number": each}).rowcount
         }
-        execute(_COUNT_REMOVED, (len(gone), self._app, queue))
+        execute(_COUNT_REMOVED, (len(gone), transaction.app, queue))
         return gone

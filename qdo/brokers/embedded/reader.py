@@ -122,14 +122,12 @@ class CommitListener:
         app: str,
         wakeups: str,
         wake: Callable[[Iterable[str]], None],
-        look_seconds: float,
         move: Callable[[], float | None],
     ) -> None:
         self._connection = connection
         self._path = path
         self._app = app
         self._wake = wake
-        self._look_seconds = look_seconds
         self._move = move
         self._retries = RetryLog(log, f"file {path}")
         # Before the look: no message after the look goes unnoticed.
@@ -153,14 +151,14 @@ class CommitListener:
         names = self._changed()
         if names and not self._pipe.stopping:
             self._wake(names)
-        return self._look_seconds if left is None else min(left, self._look_seconds)
+        return LOOK_SECONDS if left is None else min(left, LOOK_SECONDS)
 
     def _step_or_warn(self) -> float:
         try:
             pause = self.step()
         except DatabaseError as error:
-            self._retries.failed(error, self._look_seconds)
-            return self._look_seconds
+            self._retries.failed(error, LOOK_SECONDS)
+            return LOOK_SECONDS
         self._retries.succeeded()
         return pause
 

@@ -19,7 +19,7 @@ from typing import Any
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.delayed import send_with_options
 from qdo.brokers.embedded.schema import Query, Row
-from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.embedded.writer import EmbeddedTables, Transaction
 from qdo.brokers.requests import (
     EXPIRED_AT_ONCE,
     FAILED,
@@ -48,7 +48,7 @@ from qdo.errors import RequestExistsError
 from qdo.positions import time_of_position
 from qdo.system.files import Rights
 from qdo.system.fork_guard import unforked
-from qdo.system.sqlite import ReplacedFileCheck, translated
+from qdo.system.sqlite import translated
 from qdo.system.wakeup_pipes import PipeThread
 
 # Time between calls of `wake` without a wakeup.
@@ -233,9 +233,9 @@ def _add(transaction: Transaction, request: NewRequest) -> bool:
 
 
 def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
-    connection, now = transaction.connection, _now(transaction)
+    connection = transaction.connection
+    now = _now(transaction)
     _execute(transaction, _MAKE_DUE, **of)
-    of = {**of, "app": transaction.app}
     with (
         contextlib.closing(_LOST.each(connection, of)) as lost,
         contextlib.closing(_OLDEST.each(connection, of)) as oldest,
@@ -294,47 +294,37 @@ class EmbeddedRequests(RequestStore):
     :param check: returns the size of a message; raises the error of one that cannot be stored.
     """
 
-    def __init__(
-        self,
-        reading: sqlite3.Connection,
-        path: str,
-        app: str,
-        writer: Writer,
-        node: int,
-        check: Callable[[Outgoing], int],
-        watch: ReplacedFileCheck,
-    ) -> None:
-        self._reading = reading
-        self._path = path
-        self._app = app
-        self._writer = writer
-        self._node = node
+    def __init__(self, tables: EmbeddedTables, check: Callable[[Outgoing], int]) -> None:
+        self._tables = tables
+        self._read = tables.read
         self._check = check
-        self._watch = watch
         self.stops: list[Callable[[], None]] = []
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         refuse_connection(connection)
         size = check_requests(requests, MAX_STORED_BODY_BYTES)
-        return self._writer.run(
+        return self._tables.change(
             lambda transaction: [_add(transaction, each) for each in requests], size
         )
 
     def take(
         self, owner: str, pool: str, places: int, running: Collection[str], oldest: int = 0
     ) -> Taken:
-        places, known = max(places, 0), json.dumps([*running])
-        of = {"owner": owner, "pool": pool, "places": places, "running": known, "oldest": oldest}
-        own, seen = self._look(of)
+        of = {
+            "app": self._tables.app,
+            "owner": owner,
+            "pool": pool,
+            "places": max(places, 0),
+            "running": json.dumps([*running]),
+            "oldest": oldest,
+        }
+        with unforked, translated(self._tables.path):
+            own, seen = _look(self._tables.reading, of)
         is_due = seen.next_due is not None and seen.next_due <= self._now() + SLACK_SECONDS
         if (places > 0 and is_due) or not own.issubset(running):
-            return self._writer.run(lambda transaction: _take(transaction, of))
-        self._watch.check()  # a deleted file would look like an empty pool forever
+            return self._tables.change(lambda transaction: _take(transaction, of))
+        self._tables.watch.check()  # a deleted file would look like an empty pool forever
         return seen
-
-    def _look(self, of: dict[str, Any]) -> tuple[set[str], Taken]:
-        with self._reads() as connection:
-            return _look(connection, {**of, "app": self._app})
 
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
@@ -415,35 +405,28 @@ class EmbeddedRequests(RequestStore):
 
     def expire(self, failed: Sequence[str] = ()) -> int:
         if failed:
-            return self._writer.run(
+            return self._tables.change(
                 lambda transaction: sum(_execute(transaction, _DISCARD, id=id) for id in failed)
             )
         if not self._read(_EXPIRED, now=self._now()):
             return 0  # without taking the write lock: most calls find nothing
-        return self._writer.run(lambda transaction: _execute(transaction, _EXPIRE))
+        return self._tables.change(lambda transaction: _execute(transaction, _EXPIRE))
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         def step() -> float:
             wake()
             return QUIET_SECONDS
 
-        with translated(self._path):
-            listener = PipeThread(self._writer.request_wakeups, Rights.of(self._path), step)
+        path = self._tables.path
+        with translated(path):
+            wakeups = self._tables.writer.request_wakeups
+            listener = PipeThread(wakeups, Rights.of(path), step)
         listener.start()
         self.stops.append(listener.stop)
         return listener.stop
 
-    @contextlib.contextmanager
-    def _reads(self) -> Iterator[sqlite3.Connection]:
-        with unforked, translated(self._path):
-            yield self._reading
-
     def _now(self) -> float:
-        return time_of_position(self._writer.clock())
-
-    def _read(self, query: Query, **values: Any) -> list[Row]:
-        with self._reads() as connection:
-            return query.all(connection, {**values, "app": self._app})
+        return time_of_position(self._tables.writer.clock())
 
     def _alter(self, statement: str, **values: Any) -> int:
         """Change requests that may be taken, or that have a mark, from now on."""
@@ -453,7 +436,7 @@ class EmbeddedRequests(RequestStore):
             transaction.wakes_takers = transaction.wakes_takers or changed > 0
             return changed
 
-        return self._writer.run(work)
+        return self._tables.change(work)
 
     def _change(
         self,
@@ -472,7 +455,7 @@ class EmbeddedRequests(RequestStore):
                 self._send(transaction, messages)
             return changed > 0
 
-        return self._writer.run(work, size)
+        return self._tables.change(work, size)
 
     def _send(self, transaction: Transaction, messages: Sequence[Outgoing]) -> None:
-        send_with_options(transaction, messages, self._node)
+        send_with_options(transaction, messages, self._tables.node)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from qdo.brokers.embedded.schema import Query, Row
-from qdo.brokers.embedded.writer import Transaction, Writer
+from qdo.brokers.embedded.writer import EmbeddedTables, Transaction
 from qdo.brokers.streams import StreamShard, StreamStore, sealed_error, taken_error
-from qdo.system.fork_guard import unforked
-from qdo.system.sqlite import translated
 
 _ALL = (
     "SELECT stream, queue, low, high, parents, end_position, hidden FROM streams WHERE app = :app"
@@ -37,34 +33,28 @@ def _shard(row: Row) -> StreamShard:
 class EmbeddedStreams(StreamStore):
     """The streams of one app. Safe to use from several threads."""
 
-    def __init__(self, reading: sqlite3.Connection, path: str, app: str, writer: Writer) -> None:
+    def __init__(self, tables: EmbeddedTables) -> None:
         super().__init__()
-        self._reading = reading
-        self._path = path
-        self._app = app
-        self._writer = writer
+        self._tables = tables
 
     def shards(self, stream: str | None = None) -> list[StreamShard]:
-        return self._read(_SHARDS, stream=stream)
+        return list(map(_shard, self._tables.read(_SHARDS, stream=stream)))
 
     def resharded(self) -> list[StreamShard]:
-        return self._read(_RESHARDED)
-
-    def _read(self, query: Query, **wanted: Any) -> list[StreamShard]:
-        with unforked, translated(self._path):
-            rows = query.all(self._reading, {"app": self._app, **wanted})
-        return list(map(_shard, rows))
+        return list(map(_shard, self._tables.read(_RESHARDED)))
 
     def add(self, shards: Sequence[StreamShard]) -> None:
-        self._writer.run(lambda transaction: _add(transaction, shards))
+        self._tables.change(lambda transaction: _add(transaction, shards))
 
     def open(self, queues: Collection[str]) -> None:
-        rows = [(self._app, queue) for queue in queues]
-        self._writer.run(lambda transaction: transaction.connection.executemany(_OPEN, rows))
+        rows = [(self._tables.app, queue) for queue in queues]
+        self._tables.change(lambda transaction: transaction.connection.executemany(_OPEN, rows))
 
 
 def _add(transaction: Transaction, shards: Sequence[StreamShard]) -> None:
-    app, execute, parents = transaction.app, transaction.connection.execute, shards[0].parents
+    app = transaction.app
+    execute = transaction.connection.execute
+    parents = shards[0].parents
     of_stream = {"app": app, "stream": shards[0].stream}
     if not parents and _SHARDS.first(transaction.connection, of_stream) is not None:
         return

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.embedded.schema import MESSAGES, Query
+from qdo.brokers.embedded.schema import MESSAGES, Query, Row
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.streams import ShardMap, keyless_error
 from qdo.errors import DatabaseBusyError, QueueLimitError
@@ -393,3 +393,29 @@ class Writer(GroupedCalls[Work]):
         # Only now is it certain that the commit is in the file that other processes open.
         self._watch.check()
         return transaction, results
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedTables:
+    """The tables of one app in a database. Safe to use from several threads.
+
+    :ivar path: the file of the database, for errors.
+    :ivar writer: makes all changes.
+    :ivar node: 48-bit node of message ids.
+    """
+
+    reading: sqlite3.Connection
+    path: str
+    app: str
+    writer: Writer
+    node: int
+    watch: ReplacedFileCheck
+
+    def read(self, query: Query, **values: Any) -> list[Row]:
+        """Return the rows of a query, given its parameters except for the app."""
+        with unforked, translated(self.path):
+            return query.all(self.reading, {"app": self.app, **values})
+
+    def change(self, work: Callable[[Transaction], T], size: int = 0) -> T:
+        """Run `work` in a transaction; see `Writer.run`."""
+        return self.writer.run(work, size)

@@ -19,7 +19,7 @@ from qdo.brokers.grouped_calls import GroupCommitBroker
 from qdo.brokers.outgoing import checked_size
 from qdo.brokers.postgresql.letters import PostgresqlDeadLetters, PostgresqlDelayedMessages
 from qdo.brokers.postgresql.listener import SLOW_SECONDS, NotificationListener
-from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader
+from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader, PostgresqlTables
 from qdo.brokers.postgresql.requests import PostgresqlRequests
 from qdo.brokers.postgresql.streams import PostgresqlStreams
 from qdo.brokers.postgresql.writer import (
@@ -112,14 +112,12 @@ _SECOND = 10_000_000
 class PostgresqlCatalog(QueueCatalog):
     """The queues of one app in a schema. Safe to use from several threads."""
 
-    def __init__(self, fetches: Fetches, schema: str, app: str) -> None:
-        self._fetches = fetches
-        self._schema = schema
-        self._app = app
-        self._new_names = _NEW_NAMES.format(schema=schema)
-        self._hidden = _HIDDEN.format(schema=schema)
-        self._count = _COUNT.format(schema=schema)
-        self._backlogs = _BACKLOGS.format(schema=schema, most=COUNTED + 1)
+    def __init__(self, tables: PostgresqlTables) -> None:
+        self._fetches = tables.fetches
+        self._schema = tables.address.schema
+        self._app = tables.app
+        self._sql = tables.sql
+        self._backlogs = _BACKLOGS.format(schema=self._schema, most=COUNTED + 1)
         self._known: set[str] = set()
         self._sorted: list[str] = []
         self._next_xid = 0
@@ -135,15 +133,18 @@ class PostgresqlCatalog(QueueCatalog):
         return self._fetches.run(self._read_names)
 
     def _read_hidden(self, connection: PostgresqlConnection) -> set[str]:
-        return {name for (name,) in connection.execute(self._hidden, (self._app,))}
+        return {name for (name,) in connection.execute(self._sql(_HIDDEN), (self._app,))}
 
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
-        (total,) = connection.execute(self._count, (self._app,)).fetchone() or (0,)
+        (total,) = connection.execute(self._sql(_COUNT), (self._app,)).fetchone() or (0,)
         # A queue was deleted; or a crash of the server took back transaction ids, and a new queue
         # got one that was seen before.
         if total != count:
-            self._known, self._sorted, self._next_xid, self._running = set(), [], 0, []
+            self._known = set()
+            self._sorted = []
+            self._next_xid = 0
+            self._running = []
             self._add_new(connection)
         if len(self._sorted) != len(self._known):
             self._sorted = sorted(self._known)
@@ -153,14 +154,14 @@ class PostgresqlCatalog(QueueCatalog):
         """Add the queues of transactions that were not visible before; return their number."""
         before = len(self._known)
         seen = {"app": self._app, "next": self._next_xid, "running": self._running}
-        found = connection.execute(self._new_names, seen).fetchone()
+        found = connection.execute(self._sql(_NEW_NAMES), seen).fetchone()
         if found is not None:
             self._next_xid, self._running, names = found
             self._known.update(names)
         return len(self._known) - before
 
     def request_rows(self) -> tuple[int, int]:
-        query = _REQUEST_ROWS.format(schema=self._schema)
+        query = self._sql(_REQUEST_ROWS)
         return self._fetches.run(lambda each: each.execute(query).fetchone() or (0, 0))
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
@@ -186,19 +187,17 @@ class PostgresqlCatalog(QueueCatalog):
             f"a transaction of role {role} (process {pid} of the server) is open for {age:g} s, and"
             f" may hold locks that senders and workers wait for: commit it, or end it with"
             f" pg_terminate_backend({pid}); set idle_in_transaction_session_timeout for the role"
-            for pid, role, age in connection.execute(
-                _OPEN.format(schema=self._schema), (OPEN_SECONDS,)
-            )
+            for pid, role, age in connection.execute(self._sql(_OPEN), (OPEN_SECONDS,))
         ]
 
     def _warnings(self, connection: PostgresqlConnection) -> list[str]:
-        partitions = _PARTITIONS.format(schema=self._schema)
-        count, end, locks, sessions = connection.execute(partitions).fetchone() or (0, 0, 0, 0)
+        found = connection.execute(self._sql(_PARTITIONS)).fetchone()
+        count, end, locks, sessions = found or (0, 0, 0, 0)
         most = locks * sessions // LOCKS
         if count < most / 2:
             return []
-        oldest = _OLDEST.format(schema=self._schema)
-        app, queue, position = connection.execute(oldest, (end,)).fetchone() or ("", "", None)
+        oldest = connection.execute(self._sql(_OLDEST), (end,)).fetchone()
+        app, queue, position = oldest or ("", "", None)
         reason = f"table {self._schema}.messages has {count} partitions"
         if position is not None:
             time = format_position(position)
@@ -231,7 +230,8 @@ class PostgresqlCatalog(QueueCatalog):
             rows = connection.execute(self._backlogs, parameters, prepare=self._fetches.prepare)
             for queue, trimmed, head, oldest, count, delayed in rows:
                 newer = found.get(queue, NO_BACKLOG)
-                head, count = max(newer.head, head or 0, trimmed), newer.count + count
+                head = max(newer.head, head or 0, trimmed)
+                count += newer.count
                 found[queue] = Backlog(
                     count=min(count, COUNTED),
                     oldest=newer.oldest if oldest is None else oldest,
@@ -275,17 +275,15 @@ class PostgresqlBroker(GroupCommitBroker):
             self._fetches.close()
             raise
         self._writer = PostgresqlWriter(address, app, self._limit)
-        self.catalog = PostgresqlCatalog(self._fetches, schema, app)
-        self.delayed = PostgresqlDelayedMessages(self._fetches, self._writer, schema, app)
-        self.dead_letters = PostgresqlDeadLetters(
-            self._fetches, self._writer, schema, app, self.id_node
-        )
-        self.streams = PostgresqlStreams(self._fetches, self._writer, schema, app)
+        tables = PostgresqlTables(self._fetches, self._writer, address, app, self.id_node)
+        self.catalog = PostgresqlCatalog(tables)
+        self.delayed = PostgresqlDelayedMessages(tables)
+        self.dead_letters = PostgresqlDeadLetters(tables)
+        self.streams = PostgresqlStreams(tables)
         self.stream_of = self.streams.stream_of
         self.requests = PostgresqlRequests(
-            address, app, self.id_node, self._fetches, self._writer, self.checked_size,
-            self._marks, self._listen_for_requests,
-        )  # fmt: skip
+            tables, self.checked_size, self._marks, self._listen_for_requests
+        )
 
     def _limit(self) -> int | None:
         return self.max_queues if self.sets_limit else None

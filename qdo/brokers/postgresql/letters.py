@@ -9,8 +9,7 @@ from typing import Any
 
 from qdo.brokers.base import DelayedMessage, DelayedMessages
 from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters
-from qdo.brokers.postgresql.reader import Fetches
-from qdo.brokers.postgresql.writer import PostgresqlWriter
+from qdo.brokers.postgresql.reader import PostgresqlTables
 from qdo.brokers.requests import storable_text
 from qdo.encoding import ID, LEFT_ON_SERVER, parsed
 from qdo.positions import message_id
@@ -68,47 +67,27 @@ _NUMBERS = f"SELECT number {_OF_QUEUE}"
 _REMOVE_DELAYED = f"DELETE {_OF_QUEUE} AND number = ANY (%(numbers)s) RETURNING number"
 
 
-class _Tables:
-    """Some tables of one app. Safe to use from several threads."""
-
-    def __init__(self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str) -> None:
-        self._fetches = fetches
-        self._writer = writer
-        self._schema = schema
-        self._app = app
-
-    def _read(self, query: str, **wanted: Any) -> list[Any]:
-        statement, parameters = self._sql(query), {"app": self._app, **wanted}
-        return self._fetches.run(
-            lambda connection: connection.execute(statement, parameters).fetchall()
-        )
-
-    def _sql(self, text: str) -> str:
-        return text.format(schema=self._schema)
-
-
-class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
+class PostgresqlDeadLetters(SqlDeadLetters):
     """The dead letters of one app."""
 
     queries = _ALL, _ENTRIES, _COUNTS
 
-    def __init__(
-        self, fetches: Fetches, writer: PostgresqlWriter, schema: str, app: str, node: int
-    ) -> None:
-        super().__init__(fetches, writer, schema, app)
-        self._node = node
+    def __init__(self, tables: PostgresqlTables) -> None:
+        super().__init__(tables.read)
+        self._tables = tables
+        self._sql = tables.sql
 
     def store(self, record: DeadLetterRecord) -> None:
         check_queue_name(record.queue)
         values = {
             **asdict(record),
-            "app": self._app,
+            "app": self._tables.app,
             "error": storable_text(record.error),
             "traceback": storable_text(record.traceback),
             "dead_at": record.dead_at or time.time(),
         }
         statement = self._sql(_STORE_LEFT if record.headers == LEFT_ON_SERVER else _STORE)
-        self._writer.run(
+        self._tables.writer.run(
             lambda connection: connection.execute(statement, values),
             len(record.body),
             frozenset({record.queue}),
@@ -127,52 +106,52 @@ class PostgresqlDeadLetters(_Tables, SqlDeadLetters):
             with connection.transaction():
                 return [self._retry(connection, *key) for key in keys]
 
-        return self._writer.run(work)
+        return self._tables.writer.run(work)
 
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        statement = self._sql(_REMOVE)
-
         def work(connection: PostgresqlConnection) -> list[bool]:
             with connection.transaction():
-                return [
-                    connection.execute(
-                        statement, {"app": self._app, "queue": queue, "position": position}
-                    ).rowcount
-                    > 0
-                    for queue, position in keys
-                ]
+                return [self._remove(connection, *key) for key in keys]
 
-        return self._writer.run(work)
+        return self._tables.writer.run(work)
+
+    def _remove(self, connection: PostgresqlConnection, queue: str, position: int) -> bool:
+        key = {"app": self._tables.app, "queue": queue, "position": position}
+        return connection.execute(self._sql(_REMOVE), key).rowcount > 0
 
     def _retry(self, connection: PostgresqlConnection, queue: str, position: int) -> int | None:
         """Send a dead letter again, in the transaction of the connection."""
-        key: dict[str, Any] = {"app": self._app, "queue": queue, "position": position}
+        key: dict[str, Any] = {"app": self._tables.app, "queue": queue, "position": position}
         found = connection.execute(self._sql(_TAKE), key).fetchone()
         if found is None:
             return None
         body, message_key, headers = found
         letter = DeadLetterRecord(queue, position, body, message_key, headers, "", "", 0, "", 0)
-        again = self.headers_again(letter, message_id(position, self._node))
+        again = self.headers_again(letter, message_id(position, self._tables.node))
         message = {**key, "key": message_key, "headers": again, "body": body}
         (moved,) = connection.execute(self._sql(_RESEND), message).fetchone() or (None,)
-        connection.execute(self._sql(_REMOVE), key)
+        self._remove(connection, queue, position)
         return moved
 
     def _delete(self, query: str, **wanted: Any) -> int:
-        statement, parameters = self._sql(query), {"app": self._app, **wanted}
-        return self._writer.run(
+        statement = self._sql(query)
+        parameters = {"app": self._tables.app, **wanted}
+        return self._tables.writer.run(
             lambda connection: connection.execute(statement, parameters).rowcount
         )
 
 
-class PostgresqlDelayedMessages(_Tables, DelayedMessages):
+class PostgresqlDelayedMessages(DelayedMessages):
     """The delayed messages of one app."""
+
+    def __init__(self, tables: PostgresqlTables) -> None:
+        self._tables = tables
 
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
     ) -> list[DelayedMessage]:
         patterns = None if ids is None else [f"%{_escaped(each)}%" for each in ids]
-        rows = self._read(_FIND, queue=queue, patterns=patterns, limit=limit)
+        rows = self._tables.read(_FIND, queue=queue, patterns=patterns, limit=limit)
         found = [
             DelayedMessage(number, _id_in(headers), due, key, headers, body)
             for number, due, key, headers, body in rows
@@ -180,16 +159,16 @@ class PostgresqlDelayedMessages(_Tables, DelayedMessages):
         return [each for each in found if ids is None or each.id in ids]
 
     def numbers(self, queue: str) -> list[int]:
-        return [number for (number,) in self._read(_NUMBERS, queue=queue)]
+        return [number for (number,) in self._tables.read(_NUMBERS, queue=queue)]
 
     def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
-        parameters = {"app": self._app, "queue": queue, "numbers": list(numbers)}
-        remove = self._sql(_REMOVE_DELAYED)
+        parameters = {"app": self._tables.app, "queue": queue, "numbers": list(numbers)}
+        remove = self._tables.sql(_REMOVE_DELAYED)
 
         def work(connection: PostgresqlConnection) -> set[int]:
             return {number for (number,) in connection.execute(remove, parameters)}
 
-        return self._writer.run(work)
+        return self._tables.writer.run(work)
 
 
 def _id_in(headers: str | None) -> str:

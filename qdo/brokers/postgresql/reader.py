@@ -10,10 +10,12 @@ import itertools
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
+from qdo.brokers.postgresql.writer import PostgresqlWriter
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES, unreadable
 from qdo.postgresql.schema import check_format, check_server
 from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession
@@ -210,3 +212,31 @@ class PostgresqlReader:
         if rows:
             self._after = rows[-1][0]
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresqlTables:
+    """The tables of one app in a schema. Safe to use from several threads.
+
+    :ivar node: 48-bit node of message ids.
+    """
+
+    fetches: Fetches
+    writer: PostgresqlWriter
+    address: SchemaAddress
+    app: str
+    node: int
+
+    def sql(self, text: str) -> str:
+        return text.format(schema=self.address.schema)
+
+    def read(self, query: str, **values: Any) -> list[Any]:
+        """Return the rows of a query, given its parameters except for the app."""
+        statement = self.sql(query)
+        parameters = {"app": self.app, **values}
+
+        def work(connection: PostgresqlConnection) -> list[Any]:
+            with connection.cursor(binary=True) as cursor:
+                return cursor.execute(statement, parameters).fetchall()
+
+        return self.fetches.run(work)

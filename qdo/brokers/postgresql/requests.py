@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from qdo.broker_errors import PostgresqlError, PostgresqlRefusedError
 from qdo.brokers.base import Outgoing
-from qdo.brokers.postgresql.reader import Fetches
+from qdo.brokers.postgresql.reader import PostgresqlTables
 from qdo.brokers.postgresql.writer import (
     ARRAYS,
     REQUESTS,
     UNKNOWN,
     GroupedWork,
-    PostgresqlWriter,
     arrays_of,
     execute_within,
     refusal,
@@ -48,7 +47,6 @@ from qdo.brokers.requests import (
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES
 from qdo.encryption.marks import IdMarks
 from qdo.postgresql.session import PostgresqlConnection
-from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 
 _ASK = """
@@ -159,7 +157,6 @@ _NO_LOOK = _Look(0.0, 0.0, [0] * 10)
 class PostgresqlRequests(RequestStore):
     """The requests of one app in a schema.
 
-    :param node: of the schema.
     :param check: returns the size of a message, or raises an error.
     :param marks: returns what proves the ids of messages, None without encryption.
     :param listen: see `RequestStore.listen`.
@@ -167,20 +164,14 @@ class PostgresqlRequests(RequestStore):
 
     def __init__(
         self,
-        address: SchemaAddress,
-        app: str,
-        node: int,
-        fetches: Fetches,
-        writer: PostgresqlWriter,
+        tables: PostgresqlTables,
         check: Callable[[Outgoing], int],
         marks: Callable[[], IdMarks | None],
         listen: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
-        self._address = address
-        self._app = app
-        self._node = node
-        self._fetches = fetches
-        self._writer = writer
+        self._tables = tables
+        self._sql = tables.sql
+        self._read = tables.read
         self._check = check
         self._marks = marks
         self._listen = listen
@@ -193,11 +184,11 @@ class PostgresqlRequests(RequestStore):
         if connection is None:
             ids = frozenset(_locked(each.id) for each in requests)
             work = GroupedWork(self._asked, requests, None, ids, _OF_REQUESTS)
-            new: list[bool] = self._writer.call(work, size)
+            new: list[bool] = self._tables.writer.call(work, size)
             return new
-        parameters = (self._node, self._app, *_arrays(requests), None)
+        parameters = (self._tables.node, self._tables.app, *_arrays(requests), None)
         try:
-            cursor = execute_within(connection, self._address, self._sql(_ASK), parameters)
+            cursor = execute_within(connection, self._tables.address, self._sql(_ASK), parameters)
         except (PostgresqlError, PostgresqlRefusedError) as error:
             raise refusal(error) from error.__cause__
         return list(cursor.fetchone()[0])
@@ -206,7 +197,7 @@ class PostgresqlRequests(RequestStore):
         self, connection: PostgresqlConnection, parts: list[Sequence[NewRequest]], lock_ms: int
     ) -> list[list[bool]]:
         requests = [each for part in parts for each in part]
-        parameters = (None, self._app, *_arrays(requests), lock_ms)
+        parameters = (None, self._tables.app, *_arrays(requests), lock_ms)
         (new,) = connection.execute(self._sql(_ASK), parameters).fetchone() or ((),)
         left = iter(new)
         return [list(islice(left, len(part))) for part in parts]
@@ -217,8 +208,8 @@ class PostgresqlRequests(RequestStore):
         look = self._looks.get((owner, pool), _NO_LOOK)
         is_whole = clock() >= look.until
         parameters = {
-            "app": self._app, "owner": owner, "pool": pool, "running": list(running),
-            "places": max(0, min(places, _MOST_PLACES)), "most": self._fetches.most(),
+            "app": self._tables.app, "owner": owner, "pool": pool, "running": list(running),
+            "places": max(0, min(places, _MOST_PLACES)), "most": self._tables.fetches.most(),
             "since": look.since, "passed": look.passed, "whole": is_whole, "oldest": oldest,
         }  # fmt: skip
 
@@ -226,7 +217,7 @@ class PostgresqlRequests(RequestStore):
             with connection.cursor(binary=True) as cursor:
                 return cursor.execute(self._sql(_TAKE), parameters).fetchall()
 
-        rows = self._writer.run(work, queues=frozenset({_locked(pool)}), told=frozenset())
+        rows = self._tables.writer.run(work, queues=frozenset({_locked(pool)}), told=frozenset())
         *rows, (*_, next_due, since, passed, spent) = rows
         left = look.until - clock()
         if is_whole:
@@ -283,7 +274,7 @@ class PostgresqlRequests(RequestStore):
         locked = queues | {_locked(report.take.id)}
         told |= _announced(report.messages)
         work = GroupedWork(self._reported, report, report.take.id, locked, told)
-        valid = bool(self._writer.call(work, size))
+        valid = bool(self._tables.writer.call(work, size))
         if report.state == WAITING:
             self._looks.clear()  # see it at once
         return valid
@@ -304,7 +295,7 @@ class PostgresqlRequests(RequestStore):
         ]
         messages = [message for report in reports for message in report.messages]
         arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
-        parameters = (self._app, *map(list, columns), places, *arrays, lock_ms)
+        parameters = (self._tables.app, *map(list, columns), places, *arrays, lock_ms)
         (valid,) = connection.execute(self._sql(_REPORT), parameters).fetchone() or ([],)
         return list(valid)
 
@@ -313,30 +304,30 @@ class PostgresqlRequests(RequestStore):
         size = sum(map(self._check, messages))
         arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
         locked = frozenset(message.queue for message in messages) | {_locked(take.id)}
-        parameters = (self._app, take.id, take.number, why, *arrays)
-        return bool(self._change(_CANCEL, parameters, _announced(messages), locked, size))
+        values = (take.id, take.number, why, *arrays)
+        return bool(self._change(_CANCEL, values, _announced(messages), locked, size))
 
     def retry(self, id: str) -> bool:
         check_request_text("the id of a request", id)
         self._looks.clear()
-        return bool(self._change(_RETRY, (self._app, id), _OF_REQUESTS, {_locked(id)}))
+        return bool(self._change(_RETRY, (id,), _OF_REQUESTS, {_locked(id)}))
 
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         check_request_text("the id of a request", id)
         check_request_text("the mark of a request", mark)
-        return bool(self._change(_MARK, (self._app, id, mark, asked), _OF_REQUESTS, {_locked(id)}))
+        return bool(self._change(_MARK, (id, mark, asked), _OF_REQUESTS, {_locked(id)}))
 
     def give_back(self, owner: str) -> int:
         self._looks.clear()
-        return int(self._change(_GIVE_BACK, (self._app, owner), _OF_REQUESTS, {_locked(owner)}))
+        return int(self._change(_GIVE_BACK, (owner,), _OF_REQUESTS, {_locked(owner)}))
 
     def expire(self, failed: Sequence[str] = ()) -> int:
         for id in failed:
             check_request_text("the id of a request", id)
         if failed:
             locked = frozenset(map(_locked, failed))
-            return int(self._change(_DISCARD, (self._app, [*failed]), frozenset(), locked))
-        return int(self._change(_EXPIRE, (self._app,), frozenset(), {_locked("")}))
+            return int(self._change(_DISCARD, ([*failed],), frozenset(), locked))
+        return int(self._change(_EXPIRE, (), frozenset(), {_locked("")}))
 
     def owners(self) -> list[str]:
         return [owner for (owner,) in self._read(_OWNERS)]
@@ -364,7 +355,8 @@ class PostgresqlRequests(RequestStore):
         return [record_of(*row) for row in self._read(query, pool=pool, limit=limit)]
 
     def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
-        rows, now = self._read(_DUE, owner=owner, running=[*running]), time.time()
+        rows = self._read(_DUE, owner=owner, running=[*running])
+        now = time.time()
         return {pool: now + (seconds or 0.0) for pool, seconds in rows}
 
     def counts(self) -> dict[str, PoolCounts]:
@@ -376,29 +368,19 @@ class PostgresqlRequests(RequestStore):
     def _change(
         self,
         query: str,
-        parameters: tuple[Any, ...],
+        values: tuple[Any, ...],
         told: frozenset[str],
         locked: Collection[str],
         size: int = 0,
     ) -> Any:
-        """Return the only value of a statement that changes something."""
+        """Return the only value of a statement that changes something of the app."""
+        parameters = (self._tables.app, *values)
 
         def work(connection: PostgresqlConnection) -> Any:
             (value,) = connection.execute(self._sql(query), parameters).fetchone() or (None,)
             return value
 
-        return self._writer.run(work, size, frozenset(locked), told)
-
-    def _read(self, query: str, **wanted: Any) -> list[Any]:
-        def work(connection: PostgresqlConnection) -> list[Any]:
-            parameters = {"app": self._app, **wanted}
-            with connection.cursor(binary=True) as cursor:
-                return cursor.execute(self._sql(query), parameters).fetchall()
-
-        return self._fetches.run(work)
-
-    def _sql(self, text: str) -> str:
-        return text.format(schema=self._address.schema)
+        return self._tables.writer.run(work, size, frozenset(locked), told)
 
 
 def _locked(name: str) -> str:

@@ -182,7 +182,7 @@ def within_sqlite(statement):
 for name, read in reads.items():
     reading.clear()
     forked.clear()
-    broker._reading.set_trace_callback(within_sqlite)
+    broker.tables.reading.set_trace_callback(within_sqlite)
     reader = threading.Thread(target=read)
     reader.start()
     reading.wait()
