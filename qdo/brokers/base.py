@@ -22,7 +22,7 @@ from qdo.brokers.outgoing import DEDUP_SECONDS as DEDUP_SECONDS
 from qdo.brokers.outgoing import LASTING_DEDUP_SECONDS as LASTING_DEDUP_SECONDS
 from qdo.brokers.outgoing import Outgoing as Outgoing
 from qdo.brokers.outgoing import SendOptions as SendOptions
-from qdo.brokers.requests import RequestStore
+from qdo.brokers.request_store import RequestStore
 from qdo.brokers.streams import StreamStore
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import PositionAheadError, UnsupportedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from qdo.brokers.request_store import RequestStore
 from qdo.brokers.requests import (
     OUTCOMES,
     OVER,
@@ -13,7 +14,6 @@ from qdo.brokers.requests import (
     WAITING,
     Content,
     RequestRecord,
-    RequestStore,
 )
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestNotFoundError, RequestStateError

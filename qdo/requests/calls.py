@@ -12,16 +12,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import (
-    MAX_ID_CHARACTERS,
-    OVER,
-    PAUSED,
-    STATES,
-    WAITING,
-    NewRequest,
-    RequestRecord,
-    check_request_text,
-)
+from qdo.brokers.request_checks import MAX_ID_CHARACTERS, check_request_text
+from qdo.brokers.requests import OVER, PAUSED, STATES, WAITING, NewRequest, RequestRecord
 from qdo.brokers.streams import keyless_error
 from qdo.encoding import encoded, strict_json
 from qdo.errors import (
@@ -41,7 +33,7 @@ from qdo.sending.streams import Stream
 from qdo.text import one_line, printable
 
 if TYPE_CHECKING:
-    from qdo.brokers.requests import RequestStore
+    from qdo.brokers.request_store import RequestStore
 
 
 MAX_VALUE_BYTES = 64 * 1024

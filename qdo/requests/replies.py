@@ -12,7 +12,8 @@ import ujson
 
 from qdo.backoff import Backoff
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import Content, Take, storable_text
+from qdo.brokers.request_checks import storable_text
+from qdo.brokers.requests import Content, Take
 from qdo.encoding import decoded_headers, encoded, is_raw, parsed
 from qdo.errors import FailureKind, UsageError
 from qdo.refusals import failure_kind

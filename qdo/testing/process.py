@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, cast
 
 from qdo.app import App
-from qdo.brokers.requests import RequestStore
+from qdo.brokers.request_store import RequestStore
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim, QueueState
 from qdo.coordination.protocol.claims import OwnedQueue as Owned

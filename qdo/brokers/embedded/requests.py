@@ -13,38 +13,38 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.delayed import send_with_options
 from qdo.brokers.embedded.schema import Query, Row
 from qdo.brokers.embedded.writer import EmbeddedTables, Transaction
+from qdo.brokers.request_checks import (
+    check_content,
+    check_request_text,
+    check_requests,
+    storable_text,
+)
+from qdo.brokers.request_store import EXPIRED_AT_ONCE, TAKEN_BYTES, RequestStore
 from qdo.brokers.requests import (
-    EXPIRED_AT_ONCE,
     FAILED,
     OUTCOMES,
     OVER,
     RECORD_FIELDS,
     STATES,
-    TAKEN_BYTES,
+    TAKEN_FIELDS,
     Content,
     NewRequest,
     PoolCounts,
     RequestRecord,
-    RequestStore,
     Take,
     Taken,
-    TakenRequest,
-    check_content,
-    check_request_text,
-    check_requests,
     record_of,
-    refuse_connection,
-    storable_text,
+    taken_of,
 )
 from qdo.encoding import MAX_STORED_BODY_BYTES
-from qdo.errors import RequestExistsError
+from qdo.errors import RequestExistsError, UnsupportedError
 from qdo.positions import time_of_position
 from qdo.system.files import Rights
 from qdo.system.fork_guard import unforked
@@ -77,16 +77,17 @@ _MAKE_DUE = f"""
 UPDATE requests SET rank = priority
 WHERE app = :app AND pool = :pool AND state = 0 AND rank BETWEEN 10 AND :now + {SLACK_SECONDS}
 """  # noqa: S608 - constants
-_TAKEN = "SELECT number, id, take, headers, body, priority, failed, crashed, error, asked, reply"
+_TAKEN = f"SELECT number, id, take + 1, {', '.join(TAKEN_FIELDS)}, headers, body"
+_TAKEN_TYPES = "itiiiiTrTTb"
 _LOST = Query(
     f"{_TAKEN} FROM requests WHERE app = :app AND owner = :owner AND pool = :pool"  # noqa: S608
     " AND state IN (1, 2) AND id NOT IN (SELECT value FROM json_each(:running)) ORDER BY number",
-    "itiTbiiiTrT",
+    _TAKEN_TYPES,
 )
 _DUE = Query(
     f"{_TAKEN} FROM requests WHERE app = :app AND pool = :pool AND state = 0 AND rank < 10"
     " ORDER BY rank, number LIMIT :places",
-    "itiTbiiiTrT",
+    _TAKEN_TYPES,
 )
 # The first ones of each priority are searched: no index has the order of all.
 _OLDEST = Query(
@@ -97,7 +98,7 @@ _OLDEST = Query(
         for priority in range(10)
     )
     + ") ORDER BY number LIMIT :oldest",
-    "itiTbiiiTrT",
+    _TAKEN_TYPES,
 )
 _IS_CANCEL = """mark LIKE '{"cancel"%'"""
 _NO_ANSWER = f"mark = CASE WHEN {_IS_CANCEL} THEN mark END"
@@ -146,7 +147,11 @@ UPDATE requests SET mark = :mark WHERE app = :app AND id = :id
 """
 _OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
 _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
-_RECORD_TYPES = "ittitiirrirTTTTTrr"
+_RECORD_TYPES = "itti" + "".join(
+    {"str": "t", "int": "i", "float": "r", "str | None": "T"}[str(each.type)]
+    for each in fields(RequestRecord)
+    if each.name in RECORD_FIELDS
+)
 _FIND, _FIND_BRIEF = (
     Query(
         f"{_RECORD}, {columns}, result_headers, result FROM requests WHERE app = :app AND id = :id",
@@ -203,8 +208,6 @@ _REPLACE = "DELETE FROM requests WHERE app = :app AND id = :id AND state = 3 AND
 _DISCARD = "DELETE FROM requests WHERE app = :app AND id = :id AND state = 3 AND outcome = 'failed'"
 _EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # noqa: S608 - constants
 
-_BODY = 4
-
 
 def _execute(transaction: Transaction, statement: str, **values: Any) -> int:
     """Execute a statement for the app; return how many rows it changed."""
@@ -244,7 +247,7 @@ def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
         waiting = itertools.islice(_distinct(itertools.chain(oldest, due)), of["places"])
         rows = _fitting(itertools.chain(lost, waiting))
     connection.executemany(_RUN, [(of["owner"], now, row[0]) for row in rows])
-    requests = [_taken(of["owner"], of["pool"], row) for row in rows]
+    requests = [taken_of(of["owner"], of["pool"], *row[1:]) for row in rows]
     _, seen = _look(connection, of)
     return replace(seen, requests=requests)
 
@@ -264,7 +267,7 @@ def _fitting(rows: Iterable[Row]) -> list[Row]:
     size = 0
     for row in rows:
         chosen.append(row)
-        size += len(row[_BODY])
+        size += len(row[-1])
         if size >= TAKEN_BYTES:
             break
     return chosen
@@ -275,12 +278,6 @@ def _look(connection: sqlite3.Connection, of: dict[str, Any]) -> tuple[set[str],
     own: dict[str, str | None] = dict(_OWN.all(connection, of))
     (next_due,) = _NEXT.first(connection, of) or (None,)
     return {*own}, Taken((), {id: mark for id, mark in own.items() if mark is not None}, next_due)
-
-
-def _taken(owner: str, pool: str, row: Row) -> TakenRequest:
-    _, id, number, headers, body, priority, failed, crashed, error, asked, reply = row
-    take, content = Take(id, owner, number + 1), (body, headers)
-    return TakenRequest(take, pool, content, priority, failed, bool(crashed), error, asked, reply)
 
 
 def _guard(take: Take) -> dict[str, Any]:
@@ -301,7 +298,10 @@ class EmbeddedRequests(RequestStore):
         self.stops: list[Callable[[], None]] = []
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
-        refuse_connection(connection)
+        if connection is not None:
+            what = "ask in a transaction of the app"
+            remedy = "give requests an app with a PostgreSQL broker"
+            raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
         size = check_requests(requests, MAX_STORED_BODY_BYTES)
         return self._tables.change(
             lambda transaction: [_add(transaction, each) for each in requests], size

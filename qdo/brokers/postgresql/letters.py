@@ -10,7 +10,7 @@ from typing import Any
 from qdo.brokers.base import DelayedMessage, DelayedMessages
 from qdo.brokers.dead_letters import DeadLetterRecord, SqlDeadLetters
 from qdo.brokers.postgresql.reader import PostgresqlTables
-from qdo.brokers.requests import storable_text
+from qdo.brokers.request_checks import storable_text
 from qdo.encoding import ID, LEFT_ON_SERVER, parsed
 from qdo.positions import message_id
 from qdo.postgresql.session import PostgresqlConnection

@@ -22,27 +22,29 @@ from qdo.brokers.postgresql.writer import (
     execute_within,
     refusal,
 )
+from qdo.brokers.request_checks import (
+    check_content,
+    check_request_text,
+    check_requests,
+    storable_text,
+)
+from qdo.brokers.request_store import TAKEN_BYTES, RequestStore
 from qdo.brokers.requests import (
     OUTCOMES,
     OVER,
     PAUSED,
     RECORD_FIELDS,
     RUNNING,
-    TAKEN_BYTES,
+    TAKEN_FIELDS,
     WAITING,
     Content,
     NewRequest,
     PoolCounts,
     RequestRecord,
-    RequestStore,
     Take,
     Taken,
-    TakenRequest,
-    check_content,
-    check_request_text,
-    check_requests,
     record_of,
-    storable_text,
+    taken_of,
 )
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES
 from qdo.encryption.marks import IdMarks
@@ -54,7 +56,7 @@ SELECT {schema}.ask_requests(%s, %s, %b::text[], %b::text[], %b::integer[], %b::
     %b::text[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %s)
 """
 _TAKE = f"""
-SELECT id, take, priority, failed, crashed, error, asked, reply,
+SELECT id, take, {", ".join(TAKEN_FIELDS)},
     CASE WHEN octet_length(body) > %(most)s THEN '{LEFT_ON_SERVER}' ELSE headers END,
     CASE WHEN octet_length(body) > %(most)s THEN '' ELSE body END, mark,
     next_due, looked_at, looked_through, spent
@@ -231,7 +233,7 @@ class PostgresqlRequests(RequestStore):
         self._looks[owner, pool] = _Look(clock() + left, since, passed)
         if next_due is not None:
             next_due += time.time() - since  # the clock of the server may differ
-        requests = tuple(_taken(owner, pool, row[:10]) for row in rows if row[1] is not None)
+        requests = tuple(taken_of(owner, pool, *row[:10]) for row in rows if row[1] is not None)
         marks = {row[0]: row[10] for row in rows if row[10] is not None}
         return Taken(requests, marks, next_due)
 
@@ -403,11 +405,3 @@ def _arrays(requests: Sequence[NewRequest]) -> tuple[list[Any], ...]:
         for each in requests
     ]  # fmt: skip
     return tuple(map(list, zip(*rows, strict=True)))
-
-
-def _taken(owner: str, pool: str, row: Any) -> TakenRequest:
-    id, number, priority, failed, crashed, error, asked, reply, headers, body = row
-    return TakenRequest(
-        Take(id, owner, number), pool, (body, headers), priority, failed, crashed, error, asked,
-        reply,
-    )  # fmt: skip

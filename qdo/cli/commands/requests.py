@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from qdo.brokers.requests import OUTCOMES, STATES, RequestRecord, RequestStore
+from qdo.brokers.request_store import RequestStore
+from qdo.brokers.requests import OUTCOMES, STATES, RequestRecord
 from qdo.cli.changing import Consent, Effect, changing
 from qdo.cli.connections import note_in_action_log, open_connections
 from qdo.cli.options import limit_option, require_app, with_output

@@ -18,7 +18,7 @@ import gevent
 from gevent.event import Event
 
 from qdo.app import App
-from qdo.brokers.requests import RequestStore
+from qdo.brokers.request_store import RequestStore
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.errors import QdoError

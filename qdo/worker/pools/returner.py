@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import time
 
-from qdo.brokers.requests import EXPIRED_AT_ONCE, FAILED, OVER, RequestStore
+from qdo.brokers.request_store import EXPIRED_AT_ONCE, RequestStore
+from qdo.brokers.requests import FAILED, OVER
 from qdo.coordination.client import Client
 from qdo.coordination.leader_queues import current_names
 from qdo.coordination.member import Member

@@ -47,7 +47,8 @@ import gevent
 from gevent.lock import Semaphore
 
 from qdo.brokers.base import Reader, Subscription
-from qdo.brokers.requests import RequestStore, TakenRequest
+from qdo.brokers.request_store import RequestStore
+from qdo.brokers.requests import TakenRequest
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.encoding import decoded_headers, with_header

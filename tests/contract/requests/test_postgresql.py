@@ -18,7 +18,8 @@ from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql import listener as listener_module
 from qdo.brokers.postgresql import requests as requests_module
 from qdo.brokers.registry import open_broker
-from qdo.brokers.requests import NewRequest, RequestStore, Take
+from qdo.brokers.request_store import RequestStore
+from qdo.brokers.requests import NewRequest, Take
 from qdo.encoding import LEFT_ON_SERVER
 from qdo.errors import RequestExistsError, UsageError
 from qdo.postgresql import schema

@@ -14,7 +14,8 @@ import pytest
 from qdo import App
 from qdo.brokers.base import Broker, Outgoing
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore
-from qdo.brokers.requests import WAITING, NewRequest, RequestStore
+from qdo.brokers.request_store import RequestStore
+from qdo.brokers.requests import WAITING, NewRequest
 from qdo.cli.commands import dead_letters as command
 from qdo.cli.framework import run
 from qdo.cli.main import qdo

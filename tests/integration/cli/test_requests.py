@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qdo import App
+from qdo.brokers.request_store import RequestStore
 from qdo.brokers.requests import (
     OUTCOMES,
     OVER,
@@ -19,7 +20,6 @@ from qdo.brokers.requests import (
     STATES,
     WAITING,
     RequestRecord,
-    RequestStore,
     Take,
 )
 from qdo.cli.connections import from_coordinator

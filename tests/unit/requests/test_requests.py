@@ -16,7 +16,8 @@ import pytest
 
 import qdo
 from qdo import App
-from qdo.brokers.requests import OVER, PAUSED, RUNNING, WAITING, RequestRecord, RequestStore, Take
+from qdo.brokers.request_store import RequestStore
+from qdo.brokers.requests import OVER, PAUSED, RUNNING, WAITING, RequestRecord, Take
 from qdo.encoding import key_id_of
 from qdo.errors import (
     BodyAuthenticationError,
