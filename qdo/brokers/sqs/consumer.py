@@ -12,9 +12,9 @@ from gevent.event import Event
 from qdo.brokers.base import OPEN_POLL, ReceiptHandleStore
 from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.in_flight import InFlightMessages, MemoryBudget
-from qdo.brokers.sqs.poller import Timing
 from qdo.brokers.sqs.subscription import Callbacks, SqsSubscription
 from qdo.brokers.sqs.url import FIFO
+from qdo.brokers.sqs.visibility import Timing
 from qdo.errors import QdoError
 from qdo.text import pluralize
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,8 @@ import gevent
 from qdo.backoff import Backoff
 from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
-from qdo.brokers.sqs.poller import RETRY_BACKOFF, Timing
 from qdo.brokers.sqs.url import BATCH
+from qdo.system.clock import clock as boot_clock
 
 # Short delays after extensions that failed: the visibility timeout is running.
 EXTEND_BACKOFF = Backoff(0.2, 2.0)
@@ -20,6 +21,16 @@ EXTEND_BACKOFF = Backoff(0.2, 2.0)
 TRIES = 4
 # How long a done message waits at most for others to be deleted with it.
 LINGER_SECONDS = 0.5
+# Delays after calls that failed.
+RETRY_BACKOFF = Backoff(0.2, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The clock in seconds, and random numbers from 0 to 1; tests replace both."""
+
+    clock: Callable[[], float] = boot_clock
+    jitter: Callable[[], float] = random.random
 
 
 @dataclass(frozen=True, slots=True)

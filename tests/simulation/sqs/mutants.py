@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-import qdo.brokers.sqs.poller
+import qdo.brokers.sqs.subscription
 from qdo.brokers.sqs.in_flight import InFlightMessages
-from qdo.brokers.sqs.poller import Poller
-from qdo.brokers.sqs.subscription import SqsSubscription
+from qdo.brokers.sqs.subscription import Poller, SqsSubscription
 from qdo.brokers.sqs.visibility import Deleter
 from qdo.jobs.options import Order
 
@@ -41,7 +40,7 @@ def _never_asks_again(patch: Patch) -> None:
 
 def _does_not_rest(patch: Patch) -> None:
     """An idle queue is polled without a pause."""
-    patch.setattr(qdo.brokers.sqs.poller, "idle_backoff", lambda *args: 0.0)
+    patch.setattr(qdo.brokers.sqs.subscription, "idle_backoff", lambda *args: 0.0)
 
 
 def _never_deletes(patch: Patch) -> None:

@@ -18,7 +18,7 @@ from qdo.brokers.sqs.api import SqsApi
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.consumer import SqsConsumer
 from qdo.brokers.sqs.in_flight import HELD_BYTES, MemoryBudget
-from qdo.brokers.sqs.poller import Timing
+from qdo.brokers.sqs.visibility import Timing
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.protocol.lease import Lease
 from qdo.errors import UnreachableError

@@ -27,7 +27,6 @@ import pytest
 
 import qdo.brokers.sqs.consumer
 import qdo.brokers.sqs.in_flight
-import qdo.brokers.sqs.poller
 import qdo.brokers.sqs.receive
 import qdo.brokers.sqs.subscription
 import qdo.brokers.sqs.visibility
@@ -45,7 +44,6 @@ from tests.simulation.sqs.worker import SESSION_SECONDS, WAIT_SECONDS, Simulated
 CONSUMING = (
     qdo.brokers.sqs.consumer,
     qdo.brokers.sqs.in_flight,
-    qdo.brokers.sqs.poller,
     qdo.brokers.sqs.receive,
     qdo.brokers.sqs.subscription,
     qdo.brokers.sqs.visibility,

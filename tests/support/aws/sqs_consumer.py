@@ -12,8 +12,8 @@ from qdo.brokers.base import Row
 from qdo.brokers.sqs.api import ReceiveResponse
 from qdo.brokers.sqs.codec import Received, sequence_of
 from qdo.brokers.sqs.in_flight import HELD_BYTES, InFlightMessage, InFlightMessages, MemoryBudget
-from qdo.brokers.sqs.poller import Timing
 from qdo.brokers.sqs.subscription import Callbacks, SqsSubscription
+from qdo.brokers.sqs.visibility import Timing
 
 VISIBILITY = 0.4
 WAIT_SECONDS = 10.0

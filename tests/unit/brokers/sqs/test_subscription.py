@@ -10,7 +10,6 @@ import gevent
 import pytest
 
 from qdo.broker_errors import AccessDeniedError, AwsUnreachableError
-from qdo.brokers.sqs import poller
 from qdo.brokers.sqs.in_flight import name_of
 from qdo.errors import UnreachableError
 from qdo.positions import time_of_position
@@ -372,7 +371,7 @@ def test_a_queue_of_which_nothing_may_be_started_is_not_polled(
     bench: SubscriptionSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be another worker's by now; it is polled again when the lease runs."""
-    monkeypatch.setattr(poller, "UNWANTED_SECONDS", 0.01)
+    monkeypatch.setattr("qdo.brokers.sqs.subscription.UNWANTED_SECONDS", 0.01)
     bench.subscription.may_start = lambda: False
     assert bench.reader.fetch(10) == []
     gevent.sleep(0.1)
