@@ -54,7 +54,7 @@ class SqsApi:
 
     :param calls: makes those that SQS answers at once.
     :param polling: makes long polls.
-    :param objects: of S3, for bodies that are too large for SQS; None: every body is in SQS.
+    :param objects: of S3; None: every body is in SQS.
     :param polls: maximum of open polls; see `qdo.system.processes`.
     :ivar counts: number of calls, by action.
     """
@@ -99,15 +99,12 @@ class SqsApi:
 
         :param attempt: a new id. For a FIFO queue, the id of an earlier receive whose answer was
             lost returns the same messages again.
-        :param wanted: called when it is the poll's turn: returns how many messages to receive, 10
-            at most; 0: do not poll.
-        :param came: called with the messages when some bodies are in S3, before these are read:
-            returns for how many messages there is room; the others are released.
-        :param owed: called where messages are left out because their bodies cannot be read, or
-            because they cannot be released: in how many seconds SQS shows them again. In message
-            groups those behind them are left out too, to keep the order.
-        :param ended: called while bodies are read: whether the claim has ended; then all messages
-            are released.
+        :param wanted: returns how many messages to receive, 10 at most, when it is the poll's turn.
+        :param came: called with the messages before bodies are read from S3: returns for how many
+            there is room; the others are released.
+        :param owed: called with the seconds after which SQS shows messages again that are left out.
+            In message groups those behind them are left out too, to keep the order.
+        :param ended: whether the claim has ended; then all messages are released.
         :raises QdoError: SQS cannot be polled, or no body of any message can be read.
         """
         options: dict[str, Any] = {
@@ -138,10 +135,8 @@ class SqsApi:
         return messages
 
     def look(self, queue: str) -> None:
-        """Warn where messages wait although polls bring none: SQS reports no error; raises nothing.
-
-        :param queue: its owner holds none of its messages.
-        """
+        """Warn where messages wait although the owner holds none; raises nothing."""
+        # Polls that bring nothing are no error to SQS.
         try:
             count = self._queues.waiting(queue)
         except Exception as error:  # noqa: BLE001 - nothing depends on it
@@ -157,10 +152,8 @@ class SqsApi:
             )
 
     def receive_lost(self, queue: str, attempt: str) -> list[str]:
-        """Return the receipts of a receive from a FIFO queue whose answer was lost.
-
-        If that receive brought nothing, SQS treats this as a new one: it returns other messages.
-        """
+        """Return the receipts of a receive from a FIFO queue whose answer was lost."""
+        # If that receive brought nothing, SQS treats this as a new one: it returns other messages.
         options: dict[str, Any] = {
             "QueueUrl": self._queues.url(queue),
             "MaxNumberOfMessages": BATCH,
@@ -263,10 +256,8 @@ class SqsApi:
 def _log_rejected(
     queue: str, action: str, batch: Sequence[InFlightMessage], faults: Mapping[int, Any]
 ) -> None:
-    """Log rejected entries of a call: a line for each reason, with its number of messages.
-
-    The messages of SQS contain receipt handles of hundreds of characters, which help no reader.
-    """
+    """Log rejected entries of a call: a line for each reason, with its number of messages."""
+    # The messages of SQS contain receipt handles of hundreds of characters, which help no reader.
     reasons: Counter[tuple[int, str, str]] = Counter()
     for at, fault in faults.items():
         # A done message may be deleted before it is extended.
@@ -287,10 +278,8 @@ def _name(url: str) -> str:
 
 
 def _is_refused(fault: Any) -> bool:
-    """Return whether the receipt of an entry is no longer valid, so that a retry cannot help.
-
-    SQS reports throttling as a fault of the sender, too.
-    """
+    """Return whether the receipt of an entry is no longer valid, so that no retry helps."""
+    # SQS reports throttling as a fault of the sender, too.
     if fault is None or not fault.get("SenderFault"):
         return False
     return "throttl" not in str(fault.get("Code")).lower()

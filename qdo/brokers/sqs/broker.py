@@ -55,7 +55,6 @@ LARGER_BODIES = (
 def advice(
     facts: Mapping[str, QueueAttributes], policies: Mapping[str, PolicyInForce]
 ) -> list[str]:
-    """Return necessary changes to queues, as sentences with the remedy."""
     return [*_on_redrive(facts, policies), *_on_retention(facts, policies)]
 
 
@@ -120,10 +119,7 @@ class SqsCatalog(QueueCatalog):
         return "queue" if queue.endswith(FIFO) else "none"
 
     def attributes(self, queue: str) -> QueueAttributes:
-        """Return a queue's retention, redrive policy, and counts that may be old.
-
-        :raises AwsNotFoundError: the queue does not exist.
-        """
+        """Return a queue's retention, redrive policy, and counts that may be old."""
         return self._queues.settings(queue)
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
@@ -196,12 +192,8 @@ class SqsBroker(AwsBroker):
             raise
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        """Store messages durably, those of each queue in the given order; return their ids.
-
-        SQS cannot store all or none.
-
-        :raises PartialSendError: some were not stored; it says which.
-        """
+        """Store the messages of each queue in the given order; return their ids."""
+        # SQS cannot store all or none: a PartialSendError says which were not stored.
         with self._begun_to_send():
             try:
                 return [each.id for each in self._sender.send(messages)]

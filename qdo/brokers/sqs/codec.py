@@ -150,14 +150,12 @@ class Received(NamedTuple):
     :ivar sent: UUIDv1 time at which SQS stored it, precise to the millisecond.
     :ivar sequence: its SequenceNumber, 0 on a standard queue.
     :ivar message_id: the 128 bits of its MessageId.
-    :ivar body: JSON, or bytes if the headers mark it as bytes. With a `pointer`: the text of
-        the pointer.
+    :ivar body: JSON, or bytes if the headers mark it as bytes. With a `pointer`: its text.
     :ivar headers: JSON object of str to str, or None.
     :ivar receipt: handle for deleting or extending it.
-    :ivar group: its message group, or None.
     :ivar receive_count: how often it was received, including this time.
     :ivar pointer: place of its body in S3; None: the body is in the message.
-    :ivar size: size in bytes of its body in S3, according to its sender; 0 if unknown.
+    :ivar size: bytes of its body in S3, according to its sender; 0 if unknown.
     """
 
     sent: int
@@ -177,7 +175,6 @@ def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, 
     """Return the SendMessageBatch entry of a message, without its Id and delay.
 
     :param dedup: deduplication key, for a FIFO queue; None: a random id.
-    :raises UsageError: key or headers contain characters that are not text.
     """
     text, attributes = encode_message(message.body, message.headers, message.queue)
     group = group_of(message.key)
@@ -298,13 +295,11 @@ def _digest(text: str) -> str:
 def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     """Decode one message of a ReceiveMessage response.
 
-    Accepts any content from other producers. A body that cannot be decoded is returned
-    unchanged. Whatever a sender does costs this message only: the worker cannot decode it, and its
-    policy ends it.
-
     :param own: qdo wrote the message, so its headers tell the type of the body.
     :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
     """
+    # Accept any content: whatever a sender does costs this message only. The worker cannot decode
+    # it, and its policy ends it.
     system = raw["Attributes"]
     given: Mapping[str, Mapping[str, Any]] = raw.get("MessageAttributes") or _NONE
     group = system.get("MessageGroupId")

@@ -27,10 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class SqsConsumer:
-    """Opens subscriptions, and waits for their calls when it closes.
-
-    :param wake: called with the queues that have messages to fetch.
-    """
+    """Opens subscriptions, and waits for their calls when it closes."""
 
     def __init__(
         self,
@@ -88,14 +85,13 @@ class SqsConsumer:
     def release(self, held: Sequence[tuple[str, str]]) -> None:
         """Release the messages that a dead process held; takes up to `wait_seconds`.
 
-        A long poll of the dead process may still be open at SQS. It may receive released messages
-        and hide them for another visibility timeout. For a FIFO queue the poll's id returns these
-        messages: all are released at once, and those of the poll again after its end. For a
-        standard queue all are released after the poll's end.
-
-        :param held: with `OPEN_POLL` and its ReceiveRequestAttemptId where a poll was open.
+        :param held: queue and receipt; with `OPEN_POLL` and its attempt id where a poll was open.
         :raises QdoError: some messages were not released; the others were.
         """
+        # A long poll of the dead process may still be open at SQS, receive released messages, and
+        # hide them for another visibility timeout. For a FIFO queue the poll's id returns these
+        # messages: all are released at once, and those of the poll again after its end. For a
+        # standard queue all are released after the poll's end.
         queues: dict[str, list[str]] = {}
         polled: dict[str, str] = {}
         for queue, receipt in held:
@@ -133,10 +129,8 @@ class SqsConsumer:
             self._all_closed.set()
 
     def close(self) -> None:
-        """Close every subscription; wait for open polls to release their messages.
-
-        Otherwise these would stay hidden until their visibility timeout.
-        """
+        """Close every subscription; wait for open polls to release their messages."""
+        # Otherwise these would stay hidden until their visibility timeout.
         for subscription in list(self._open):
             subscription.close()
         if not self._all_closed.wait(self._wait_seconds + CLOSE_SECONDS):

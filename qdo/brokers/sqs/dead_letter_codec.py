@@ -41,7 +41,6 @@ class FoundDeadLetter:
     """A received dead letter.
 
     :ivar record: its body is empty if the body is in S3.
-    :ivar receipt: handle for deleting or releasing it.
     :ivar pointer: place of its body in S3; None: the body is in the record.
     """
 
@@ -57,7 +56,6 @@ class FoundDeadLetter:
 
     @property
     def own_id(self) -> str:
-        """The MessageId of its original message."""
         return SQS_POSITIONS.message_id(self.record.position, 0)
 
     def entry(self) -> DeadLetterEntry:
@@ -83,11 +81,9 @@ def digest(letter: DeadLetterRecord, more: str = "") -> str:
 
 
 def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
-    """Return the SendMessage entry of a dead letter.
-
-    In a FIFO queue each dead letter has its own message group, because a received message hides
-    the rest of its group. The same dead letter always has the same deduplication id.
-    """
+    """Return the SendMessage entry of a dead letter."""
+    # In a FIFO queue each dead letter has its own message group, because a received message hides
+    # the rest of its group. The same dead letter always has the same deduplication id.
     try:
         text, attributes = encode_message(letter.body, letter.headers, letter.queue)
     except Exception:  # noqa: BLE001 - a message must not wait forever because of its headers
@@ -113,10 +109,7 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
 
 
 def with_traceback(made: dict[str, Any], traceback: str) -> dict[str, Any]:
-    """Return an entry with as much of the end of a traceback as fits.
-
-    :raises UnsupportedError: the dead letter does not fit even without a traceback.
-    """
+    """Return an entry with as much of the end of a traceback as fits."""
     room = MAX_SQS_MESSAGE - size_of(made)
     if room < 0:
         raise UnsupportedError(

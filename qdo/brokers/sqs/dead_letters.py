@@ -1,15 +1,12 @@
 """Receive, send again, discard and release dead letters in SQS queues of qdo's own.
 
-SQS shows a message only to the consumer that receives it. So listing dead letters receives them
-all, ten at a time, and releases them: two calls for ten, and meanwhile no other process sees
-them. Retrying or discarding keeps all of them for a moment, because the next call is likely to need
-others of them.
+SQS shows a message only to the consumer that receives it, and hides it from all others until it is
+released or times out. So listing dead letters receives them all, ten at a time, and releases them:
+two calls for ten. Retrying or discarding keeps all of them for a moment, because the next call is
+likely to need others of them.
 
 Nothing here is one transaction. A dead letter is sent again before it is deleted: an interruption
 leaves both.
-
-`DeadLetterReceiver` receives dead letters and releases them. SQS hides a received message from all
-other consumers until it is released or times out.
 """
 
 from __future__ import annotations
@@ -82,6 +79,7 @@ class ReceivedBatch:
 
     :ivar until: time on the monotonic clock from which other consumers may receive them.
     :ivar letters: all copies of each dead letter, by queue and name, then by MessageId.
+    :ivar others: (URL, receipt) of messages that are not dead letters of qdo.
     """
 
     until: float
@@ -246,8 +244,6 @@ class DeadLetterReceiver:
 class SqsDeadLetters(DeadLetterStore):
     """The dead letters of the queues below an address. Safe to use from several threads.
 
-    Methods raise the errors of `aws.errors.translation`.
-
     :param notify: called with the queues of messages that were sent again.
     """
 
@@ -276,7 +272,6 @@ class SqsDeadLetters(DeadLetterStore):
         self._counted_at: float | None = None
 
     def store(self, record: DeadLetterRecord) -> None:
-        """Store a dead letter, in a queue that is created if it is missing."""
         whole = replace(record, dead_at=record.dead_at or time.time())
         fifo = record.queue.endswith(FIFO)
         name = self._address.letter_queues[fifo]
@@ -382,11 +377,8 @@ class SqsDeadLetters(DeadLetterStore):
         return replace(found.record, body=body)
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        """Send dead letters again, in the given order, then delete them.
-
-        This is not one transaction: an interruption can leave a dead letter that was sent again.
-        In a FIFO queue such a second message is not stored for five minutes.
-        """
+        """Send dead letters again, in the given order, then delete them."""
+        # In a FIFO queue a message that is sent twice is not stored again for five minutes.
         moved = self._retry(keys)
         self._notify(queue for queue, _ in keys)
         return moved
@@ -422,10 +414,7 @@ class SqsDeadLetters(DeadLetterStore):
             )
 
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        """Delete dead letters; return for each whether it existed.
-
-        :raises AwsError: some could not be deleted; the others were.
-        """
+        """Delete dead letters; raise AwsError if some could not be deleted."""
         with self._lock:
             _, taken = self._taken(keys)
             faults = self._delete(copy for copies in taken for copy in copies)

@@ -44,12 +44,12 @@ _ON_ITS_WAY_SHARE = 0.1
 
 @dataclass(slots=True)
 class InFlightMessage:
-    """A message that was received.
+    """A message that was received; times are those of the clock.
 
     :ivar kept: the place of its receipt in the store for the parent process.
-    :ivar until: clock time until which SQS certainly hides it.
-    :ivar extend_at: clock time at which to extend its visibility timeout.
-    :ivar forever: clock time after which it cannot be hidden.
+    :ivar until: SQS certainly hides it until then.
+    :ivar extend_at: when to extend its visibility timeout.
+    :ivar forever: it cannot be hidden after that.
     :ivar has_followers: its message group probably has more messages, which SQS does not return
         before those that are received are deleted.
     """
@@ -70,13 +70,13 @@ class InFlightMessage:
 class MemoryBudget:
     """The memory of one process for held messages and for messages that open polls may return.
 
-    A queue receives any number of messages while the budget allows. After that it receives only
-    the rest of its share, which is the same for each queue.
-
     :param most: see `HELD_BYTES`.
     :ivar held: bytes of messages that are held or expected.
     :ivar queues: number of queues that share it.
     """
+
+    # A queue receives any number of messages while the budget allows. After that it receives only
+    # the rest of its share, which is the same for each queue.
 
     def __init__(self, most: int = HELD_BYTES) -> None:
         self._most = most
@@ -146,10 +146,8 @@ class Extensions:
         return min((held.extend_at for held in self._held.values()), default=float("inf"))
 
     def due(self, now: float) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
-        """Return the messages to extend now, and those that are no longer hidden.
-
-        Messages that are due soon are extended with the others in one call.
-        """
+        """Return the messages to extend now, and those that are no longer hidden."""
+        # Those that are due soon are extended with the others in one call.
         soon = now + 0.1 * self._visibility
         due, over = [], []
         for held in self._held.values():
@@ -201,11 +199,8 @@ class InFlightMessages:
         return len(self._order)
 
     def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
-        """Store the messages of an answer.
-
-        :param asked_at: clock time of the call. SQS hid the messages then or later: a long poll
-            may wait for them for longer than the visibility timeout.
-        """
+        """Store the messages of an answer to a call that began at `asked_at`."""
+        # SQS hid them then or later: a long poll may wait for longer than the visibility timeout.
         until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
         until += self._visibility
         taken = ReceiveResult()
@@ -230,21 +225,15 @@ class InFlightMessages:
         return taken
 
     def nothing_came(self, asked_at: float) -> None:
-        """Handle an answer without messages: it may prove that done messages were deleted.
-
-        They were, if they are neither held nor received, and no call can have hidden them this
-        long.
-
-        :param asked_at: clock time of the call.
-        """
+        """Handle an answer without messages: it may prove that done messages were deleted."""
+        # They were, if they are neither held nor received, and no call can have hidden them this
+        # long.
         if asked_at >= self._proof_from and not self._held:
             self._unconfirmed.clear()
 
     def in_doubt(self) -> None:
-        """Assume that messages are hidden without being held.
-
-        A call without an answer may have received them, or an earlier owner.
-        """
+        """Assume that messages are hidden without being held."""
+        # A call without an answer may have received them, or an earlier owner.
         self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 
     def _made(
@@ -276,12 +265,8 @@ class InFlightMessages:
             held.kept = self._receipts.keep(self._queue, held.receipt)
 
     def lost(self, held: InFlightMessage) -> list[InFlightMessage]:
-        """Drop a message that another owner may have received.
-
-        The messages behind it in its message group are dropped too: they must not run before it.
-
-        :return: the dropped messages, this one first.
-        """
+        """Drop a message that another owner may have received; return the dropped, it first."""
+        # Those behind it in its message group are dropped too: they must not run before it.
         gone = [held]
         if held.group is not None:
             start = bisect_right(self._order, held.position)
@@ -370,11 +355,9 @@ def _is_full_group(messages: Sequence[Received]) -> bool:
 
 
 def name_of(message_id: int) -> str:
-    """Return the name of a message, which is the same each time it is received.
-
-    It is its MessageId. A SequenceNumber is unique only within a group, and until the queue is
-    recreated.
-    """
+    """Return the name of a message, which is the same each time it is received."""
+    # It is its MessageId. A SequenceNumber is unique only within a group, and until the queue is
+    # recreated.
     return str(uuid.UUID(int=message_id))
 
 

@@ -41,10 +41,9 @@ _EXISTS = ("QueueNameExists", "QueueAlreadyExists")
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A redrive policy: where SQS itself moves messages that were received too often.
+    """A redrive policy: SQS itself moves messages that were received too often.
 
     :ivar target: SQS name of the queue that receives them.
-    :ivar max_receives: maximum of receives before the move.
     """
 
     target: str
@@ -58,7 +57,6 @@ class QueueAttributes:
     :ivar read_at: time on the monotonic clock of the call.
     :ivar waiting: messages that can be received.
     :ivar in_flight: messages that were received and are not deleted.
-    :ivar delayed: messages that are not due yet.
     """
 
     read_at: float
@@ -117,10 +115,9 @@ class _Known:
 
 
 class SqsQueues:
-    """The queues below the prefix of an address. Safe to use from several threads or greenlets.
+    """The queues below the prefix of an address. Safe to use from several threads or greenlets."""
 
-    Methods raise the errors of `aws.errors.translation`.
-    """
+    # Methods raise the errors of `aws.errors.translation`.
 
     def __init__(
         self, client: Any, address: SqsAddress, clock: Callable[[], float] = time.monotonic
@@ -145,11 +142,7 @@ class SqsQueues:
         return name
 
     def url(self, queue: str, *, create: bool = False) -> str:
-        """Return the SQS URL of a queue.
-
-        :param create: create a missing queue, if the address allows it.
-        :raises AwsNotFoundError: the queue does not exist.
-        """
+        """Return the SQS URL of a queue; create it if it is missing and the address allows it."""
         return self.url_of(self.full_name(queue), self._address.create if create else "none")
 
     def url_of(self, name: str, create: str = "none") -> str:
@@ -305,12 +298,8 @@ class SqsQueues:
         return self._read(name)
 
     def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
-        """Return the queues that have a tag, by their full names.
-
-        Queues of others may deny reading their tags.
-
-        :raises AwsError: the tags of no queue can be read.
-        """
+        """Return the queues that have a tag, by their full names."""
+        # Queues of others may deny reading their tags; an error only if all do.
         now = self._clock()
         faults: list[tuple[str, AwsError]] = []
 

@@ -53,8 +53,6 @@ class BodyReader:
     ) -> list[Received]:
         """Return messages with their bodies; hide them meanwhile.
 
-        Messages that are left out stay hidden for a while, so that the next polls bring others.
-
         :raises QdoError: all are left out; they are released.
         """
         hidden = list(messages)
@@ -123,14 +121,10 @@ class BodyReader:
         owed: Callable[[float], None],
         ended: Callable[[], bool],
     ) -> None:
-        """Hide messages again and again until this greenlet is killed.
-
-        Otherwise another owner would receive them while their bodies are read, and their jobs
-        would be lost at the first extension.
-
-        :param messages: cleared where the claim ends and they are released: the next owner must
-            not wait for a body that is still being read.
-        """
+        """Hide messages again and again until this greenlet is killed."""
+        # Otherwise another owner would receive them while their bodies are read, and their jobs
+        # would be lost at the first extension. Where the claim ends they are released and
+        # `messages` is cleared: the next owner must not wait for a body that is still being read.
         pause = self._visibility_seconds * READING_SHARE
         due = time.monotonic() + pause
         while True:
@@ -157,10 +151,7 @@ class BodyReader:
         return pointer is not None and self._objects is not None and self._objects.is_ours(pointer)
 
     def _with_body(self, queue: str, message: Received) -> Received:
-        """Return a message with its body.
-
-        A message whose object is missing cannot be decoded, and its policy ends it.
-        """
+        # A message whose object is missing cannot be decoded, and its policy ends it.
         pointer = message.pointer
         if pointer is None or self._objects is None or not self._objects.is_ours(pointer):
             return message
@@ -177,10 +168,8 @@ class BodyReader:
 
 
 def _without_body(message: Received, error: Exception) -> Received:
-    """Return a message that its policy ends, because its body can never be read.
-
-    Its body is the text of the pointer. The object stays: it belongs to another program.
-    """
+    """Return a message that its policy ends, because its body can never be read."""
+    # Its body is the text of the pointer. The object stays: it belongs to another program.
     return message._replace(headers=unreadable(describe(error)), pointer=None)
 
 
@@ -192,12 +181,11 @@ def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
 
 
 class ReceiveAttemptId:
-    """The ReceiveRequestAttemptIds of one queue.
+    """The ReceiveRequestAttemptIds of one queue."""
 
-    SQS may have executed a receive without an answer, and locked message groups for it. With the
-    same id it returns the same messages again; with a new one, after their visibility timeout. A
-    repeated receive keeps all its parameters.
-    """
+    # SQS may have executed a receive without an answer, and locked message groups for it. With the
+    # same id it returns the same messages again; with a new one, after their visibility timeout. A
+    # repeated receive keeps all its parameters.
 
     def __init__(self) -> None:
         self._id = ""
@@ -226,11 +214,10 @@ class ReceiveAttemptId:
 
 
 class OpenPoll:
-    """Records the open poll of a queue beside the receipts of held messages.
+    """Records the open poll of a queue beside the receipts of held messages."""
 
-    Released messages may go to an open poll, also to that of a dead process. Its id then returns
-    these messages.
-    """
+    # Released messages may go to an open poll, also to that of a dead process. Its id then returns
+    # these messages.
 
     def __init__(self, queue: str, receipts: ReceiptHandleStore | None) -> None:
         self._queue = queue
@@ -242,10 +229,8 @@ class OpenPoll:
         self._record(() if attempt is None else (OPEN_POLL + attempt,))
 
     def answered(self, receipts: Iterable[str]) -> None:
-        """Record the receipts of an answer whose bodies are still to be read.
-
-        Once its messages are hidden again, the poll's id no longer returns them.
-        """
+        """Record the receipts of an answer whose bodies are still to be read."""
+        # Once its messages are hidden again, the poll's id no longer returns them.
         self._record(receipts)
 
     def _record(self, entries: Iterable[str]) -> None:

@@ -122,10 +122,8 @@ class SqsSender:
     def send(self, messages: Sequence[Outgoing]) -> list[Sent]:
         """Send messages, those of each queue in the given order.
 
-        Nothing is sent if one of them cannot be sent at all.
-
         :raises PartialSendError: some were sent; the error lists the others.
-        :raises QdoError: none was sent.
+        :raises QdoError: none was sent, because one cannot be sent at all.
         """
         by_queue: dict[str, list[_PreparedMessage]] = {}
         for index, message in enumerate(messages):

@@ -39,12 +39,8 @@ UNWANTED_SECONDS = 1.0
 
 
 def idle_backoff(empty: int, most: float, jitter: float) -> float:
-    """Return the pause after empty polls: 0 at first, then longer from poll to poll.
-
-    Without jitter, a worker would poll all its queues at the same times forever.
-
-    :param most: maximum of these pauses; 0 for none.
-    """
+    """Return the pause after empty polls, `most` at most: longer from poll to poll."""
+    # Without jitter, a worker would poll all its queues at the same times forever.
     if not most or not empty:
         return 0.0
     return Backoff(FIRST_REST_SECONDS, most, jitter=0.0).delay(empty, 0.0) * (0.9 + 0.2 * jitter)
@@ -132,10 +128,8 @@ class Poller:
         return bool(self._empty) and self._empty_at >= self._owed_until and not self._failures
 
     def poll_now(self) -> None:
-        """Poll at once: a sender rang.
-
-        The answer of an open poll may be older than the ring: if it is empty, poll again.
-        """
+        """Poll at once: a sender rang."""
+        # The answer of an open poll may be older than the ring: if it is empty, poll again.
         self._rung = self.open
         if self._pause is not None and not self._failures:
             self._empty = 0
@@ -214,10 +208,8 @@ class Poller:
         return most
 
     def _came(self, messages: Sequence[Received]) -> int:
-        """Return for how many messages there is room, before their bodies are read from S3.
-
-        At least one unless the claim has ended: messages may be much larger than those before.
-        """
+        """Return for how many messages there is room, before their bodies are read from S3."""
+        # At least one unless the claim has ended: messages may be much larger than those before.
         if self._closed:
             return 0
         count = self._how_many_fit([each.size or len(each.body) for each in messages])
@@ -324,10 +316,7 @@ class SqsSubscription(Subscription):
         return SqsReader(self.fetch, after)
 
     def fetch(self, after: int, limit: int) -> list[Row]:
-        """Return held rows; poll for more where these are the last.
-
-        :raises QdoError: the error of the last poll; once.
-        """
+        """Return held rows; poll for more where these are the last; raise the last poll's error."""
         self._poller.raise_error()
         rows = self._holding.rows(after, limit)
         self._fetched = rows[-1].position if rows else after
@@ -340,7 +329,6 @@ class SqsSubscription(Subscription):
         return self._poller.is_at_tip() and not self._holding.has_rows(self._fetched)
 
     def behind_seconds(self) -> float | None:
-        """Return the age of the first message that was received and is not done."""
         sent = self._holding.oldest_sent()
         if sent is not None:
             return max(0.0, time.time() - time_of_position(sent))
@@ -435,11 +423,9 @@ class SqsSubscription(Subscription):
         return self._keep_what_runs(due) if due and not self.may_start() else due
 
     def _keep_what_runs(self, due: Sequence[InFlightMessage]) -> list[InFlightMessage]:
-        """Return the due messages to hold although jobs may not start; release all others.
-
-        The queue is blocked, or another worker may own it and must be able to receive them. All
-        are released: a message that stayed here would run before those that were released.
-        """
+        """Return the due messages to hold although jobs may not start; release all others."""
+        # The queue is blocked, or another worker may own it and must be able to receive them. All
+        # are released: a message that stayed here would run before those that were released.
         running = self.in_flight()
         undone = self._holding.undone()
         self._release([held for held in undone if held.position not in running])

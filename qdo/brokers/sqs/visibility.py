@@ -139,11 +139,9 @@ class Releaser:
         self._queue = queue
 
     def release(self, held: Sequence[InFlightMessage]) -> None:
-        """Make messages visible again; returns at once.
-
-        SQS delivers no message of a group while another one is hidden. So the order in which they
-        become visible does not matter.
-        """
+        """Make messages visible again; returns at once."""
+        # SQS delivers no message of a group while another one is hidden. So the order in which they
+        # become visible does not matter.
         for each in held:
             self._queue.holding.released(each)
         for start in range(0, len(held), BATCH):

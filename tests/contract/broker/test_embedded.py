@@ -272,7 +272,7 @@ def test_a_sender_that_died_before_it_rang_is_noticed(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listeners also look from time to time without a ring."""
-    monkeypatch.setattr("qdo.brokers.embedded.broker.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("qdo.brokers.embedded.reader.LOOK_SECONDS", 0.05)
     rings: Callable[[str], None] = lambda folder: None  # noqa: E731
     monkeypatch.setattr("qdo.system.wakeup_pipes.notify_all", rings)
     broker = open_broker(f"sqlite:{path}", "app")
