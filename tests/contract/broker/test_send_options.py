@@ -26,7 +26,7 @@ WAIT_SECONDS = 20.0
 @pytest.fixture
 def only_wakeups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a listener look when it is woken, or a message is due, and else once an hour."""
-    for module in ("embedded.broker", "postgresql.listener"):
+    for module in ("embedded.reader", "postgresql.listener"):
         monkeypatch.setattr(f"qdo.brokers.{module}.LOOK_SECONDS", 3600.0)
 
 
