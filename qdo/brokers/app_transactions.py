@@ -16,8 +16,7 @@ _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
 
 
 def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
-    """Return the function that executes statements in a connection's transaction, and psycopg's
-    connection.
+    """Return the function that executes statements in a transaction, and psycopg's connection.
 
     :raises UsageError: it is neither of psycopg nor of SQLAlchemy with psycopg; or it will be
         prepared, which PostgreSQL refuses after the notification that a message needs.

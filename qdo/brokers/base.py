@@ -215,11 +215,10 @@ class Capabilities:
 
 
 class Row(NamedTuple):
-    """One fetched message.
+    """One fetched message."""
 
-    Brokers return plain tuples of this shape where that is faster (a named tuple costs
-    more to make than the message is to fetch).
-    """
+    # Brokers return plain tuples of this shape where that is faster (a named tuple costs more to
+    # make than the message is to fetch).
 
     position: int
     body: bytes
@@ -362,12 +361,8 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def trim(self, queue: str, last: int, older_than: float) -> int:
-        """Delete messages up to `last` that were sent more than `older_than` seconds ago.
-
-        Messages behind `last` are never deleted.
-
-        :return: the number of deleted messages.
-        """
+        """Delete messages up to `last` sent over `older_than` seconds ago; return their number."""
+        # Messages behind `last` are never deleted.
 
     def delete_queue(self, queue: str, last: int) -> None:
         """Delete a queue that no worker owns, with its messages up to a position.
@@ -389,12 +384,9 @@ class Broker(abc.ABC):
 
 
 def check_reached(broker: Broker, queue: str, done: int) -> None:
-    """Check that a queue can have been processed up to a position.
-
-    A message may have a position in the future, if it was sent by a machine whose clock is ahead.
-
-    :raises PositionAheadError: the position is later than now and than every message.
-    """
+    """Raise PositionAheadError if a queue cannot have been processed up to a position."""
+    # A message may have a position in the future, if it was sent by a machine whose clock is ahead:
+    # the position is later than now and than every message.
     if _may_be_ahead(broker, done):
         check_head(broker, queue, done, broker.catalog.backlog(queue, 0).head)
 

@@ -119,8 +119,7 @@ class DeadLetterStore(abc.ABC):
         """Return the dead letters of a queue, or of all, without bodies, oldest first.
 
         :param error: text that the error contains, in any case.
-        :param since: Unix time; only messages that died then or later.
-        :param until: Unix time; only messages that died then or earlier.
+        :param since: Unix time; only messages that died then or later, and `until` then or earlier.
         """
         entries = (record.entry() for record in self.records(queue))
         return [each for each in entries if matches(each, error, since, until)]
@@ -202,11 +201,7 @@ class SqlDeadLetters(DeadLetterStore):
 
 
 class NoDeadLetters(DeadLetterStore):
-    """The store of a broker that cannot keep dead letters: it is empty.
-
-    :param broker: its name in errors.
-    :param remedy: how to get a store, or another remedy.
-    """
+    """The store of a broker that cannot keep dead letters: it is empty."""
 
     def __init__(self, broker: str, remedy: str) -> None:
         self._broker = broker
@@ -235,12 +230,9 @@ class NoDeadLetters(DeadLetterStore):
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dead letter that its store keeps as JSON, in the types of the record.
-
-    Others than qdo may write to the store: no field is taken at its word.
-
-    :raises ValueError, KeyError, TypeError: it is not a dead letter.
-    """
+    """Return the fields of a dead letter that its store keeps as JSON, in the record's types."""
+    # Others than qdo may write to the store: no field is taken at its word. ValueError, KeyError or
+    # TypeError say that it is not a dead letter.
     texts = {name: _text(fields[name]) for name in ("queue", "error", "worker")}
     if reason := name_error(texts["queue"]):
         raise ValueError(f"queue: {reason}")
@@ -280,12 +272,9 @@ def _number(value: Any) -> int:
 
 
 def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadLetterRecord:
-    """Return the dead letter for a delayed message that is refused, so that it delays no other.
-
-    It was accepted when it was sent: its queue may be a shard now.
-
-    :raises QdoError: the error, unless the message is its reason.
-    """
+    """Return the dead letter for a delayed message that is refused, or raise its error."""
+    # It was accepted when it was sent: its queue may be a shard now. As a dead letter it delays no
+    # other. An error that is not about the message is raised.
     if failure_kind(error) is not FailureKind.REFUSED:
         raise error
     log.warning(
@@ -310,10 +299,8 @@ def matches(
 
 
 def retried_headers(headers: str | None, own_id: str) -> str | None:
-    """Return the headers of a message that is retried: its first id and its retry count.
-
-    Its sending time is that of the retry, and it is not delayed again.
-    """
+    """Return the headers of a message that is retried: its first id and its retry count."""
+    # Its sending time is that of the retry, and it is not delayed again.
     known = parsed(headers) or {}
     before = known.get(RETRIED, "")
     times = int(before) if before.isascii() and before.isdecimal() and len(before) < 10 else 0

@@ -103,10 +103,8 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return call.outcome()
 
     async def acall(self, work: W, size: int = 0) -> Any:
-        """Do the same as `call` for a coroutine, without blocking its event loop.
-
-        With a thread per call, the number of threads would limit the size of a group.
-        """
+        """Do the same as `call` for a coroutine, without blocking its event loop."""
+        # With a thread per call, the number of threads would limit the size of a group.
         done = LoopSignal()
         call = GroupedCall(work, size, done)
         self._put(call)

@@ -50,10 +50,7 @@ class Outgoing:
 
 
 def check_text(message: Outgoing, nul: bool = True) -> None:
-    """Raise UsageError for characters that a broker cannot store.
-
-    :param nul: it can store NUL.
-    """
+    """Raise UsageError for characters that a broker cannot store; `nul`: it can store NUL."""
     options = message.terms
     texts = (
         ("key", message.key),
@@ -74,7 +71,6 @@ def checked_size(known: set[str], message: Outgoing, nul: bool = True) -> int:
     """Return the size of a body; raise an error if a broker cannot store the message.
 
     :param known: the names of queues that were checked before; this adds the message's.
-    :param nul: as in `check_text`.
     """
     if message.queue not in known:
         known.add(check_queue_name(message.queue))

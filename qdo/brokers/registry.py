@@ -52,7 +52,7 @@ class BrokerSchema:
 class BrokerKind:
     """One kind of broker.
 
-    :ivar open: opens a broker, given its address and the app's name; see `registry.open_broker`.
+    :ivar open: opens a broker, given its address and the app's name; see `open_broker`.
     :ivar address_error: returns why an address is invalid, None if it is valid.
     :ivar positions: meaning of its positions.
     :ivar closing_seconds: how long the broker at an address may take to close.
@@ -62,8 +62,6 @@ class BrokerKind:
     :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
     :ivar schema: None if opening a broker creates everything that it needs.
     :ivar stores_nul: whether keys may contain NUL.
-    :ivar stores_requests: whether it has `Broker.requests`.
-    :ivar stores_streams: whether it has `Broker.streams`.
     :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
     :ivar connector: returns a function that opens a connection of DB-API 2.0 to the database at an
         address, for native threads; None if the broker is not a database with other tables.
@@ -108,10 +106,8 @@ def _reject(url: str, app: str) -> Broker:
 
 @functools.lru_cache(maxsize=64)
 def kind_of(url: str) -> BrokerKind:
-    """Return the kind of the broker at `url`, without opening it.
-
-    The kind for an invalid address has the defaults of `BrokerKind`: opening it raises the error.
-    """
+    """Return the kind of the broker at `url`, without opening it."""
+    # The kind for an invalid address has the defaults: opening it raises the error.
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in KINDS:
         return BrokerKind(open=_reject, address_error=_form_error)
@@ -122,10 +118,7 @@ def kind_of(url: str) -> BrokerKind:
 
 
 def schema_of(url: str) -> BrokerSchema:
-    """Return the functions for the schema of the broker at `url`.
-
-    :raises UnsupportedError: this kind of broker creates everything that it needs.
-    """
+    """Return the functions for a schema at `url`; UnsupportedError if it needs none."""
     schema = kind_of(url).schema
     if schema is None:
         what, remedy = "create a schema", "workers and senders create what they need"
@@ -138,7 +131,6 @@ def schema_of(url: str) -> BrokerSchema:
 def connector_of(url: str) -> Callable[[], Any]:
     """Return a function that opens a plain connection to the database at `url`.
 
-    :raises SettingsError: the address is invalid, or a library is missing.
     :raises UnsupportedError: it is not the address of a database server.
     """
     connector = kind_of(url).connector
@@ -155,7 +147,6 @@ def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
         `postgresql://USER@HOST/DATABASE`, `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
     :param app: its queues in a file or schema are separate from those of every other app. In SQS
         the prefix separates apps. Each app reads all of a Kinesis stream.
-    :param max_queues: see `Broker.max_queues`.
     :raises SettingsError: the scheme is unknown, the address invalid, or the app name impossible.
     :raises DatabaseError: the file cannot be used; see its subclasses.
     :raises CredentialsError: AWS rejects the credentials, or there are none.

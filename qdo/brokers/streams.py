@@ -70,14 +70,12 @@ class StreamShard:
 
     @property
     def state(self) -> str:
-        """Return "sealed", "hidden" or "open"."""
         return "sealed" if self.end is not None else "hidden" if self.hidden else "open"
 
     def has(self, hashed: str) -> bool:
         return self.low <= hashed and (not self.high or hashed < self.high)
 
     def check_open(self) -> None:
-        """Raise ShardStateError for a sealed shard."""
         if self.end is not None:
             raise sealed_error(self.queue)
 
@@ -179,8 +177,7 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
 
     :param shards: all of its stream.
     :param at: the bound between them; None: the middle.
-    :raises UsageError: it is not a bound within the shard.
-    :raises ShardStateError: the shard is sealed.
+    :raises UsageError, ShardStateError: it is not a bound within the shard; the shard is sealed.
     """
     parent = find_shard(shards, queue)
     parent.check_open()
@@ -197,8 +194,7 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
 def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
     """Return the child of shards that become one; see `StreamStore.add`.
 
-    :raises UsageError: they are not neighbors.
-    :raises ShardStateError: one of them is sealed.
+    :raises UsageError, ShardStateError: they are not neighbors; one of them is sealed.
     """
     parents = sorted((find_shard(shards, each) for each in {*queues}), key=lambda each: each.low)
     for each in parents:
@@ -214,10 +210,8 @@ def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
 
 
 def check_ranges(shards: Sequence[StreamShard]) -> None:
-    """Raise ShardStateError unless each key has one shard that gets its messages.
-
-    :param shards: all of a stream. Earlier versions let senders with SQL choose the ranges.
-    """
+    """Raise ShardStateError unless each key has one shard of a stream for its messages."""
+    # Earlier versions let senders with SQL choose the ranges.
     known = sorted((each for each in shards if each.end is None), key=lambda each: each.low)
     ends = ["", *(each.high or "-" for each in known)]
     wrong = [
@@ -275,11 +269,10 @@ def has_heirs(shards: Iterable[StreamShard], queue: str) -> bool:
 def are_done(shard: StreamShard, known: Mapping[str, StreamShard], last: Mapping[str, int]) -> bool:
     """Return whether the parents of a hidden shard are done, so that it may be opened.
 
-    A parent that is hidden is not done, even without messages: its own parents may have some.
-
     :param known: the parents, by queue.
     :param last: recorded `last` by queue.
     """
+    # A parent that is hidden is not done, even without messages: its own parents may have some.
     parents = [known.get(name, shard) for name in shard.parents]
     return not any(
         each.hidden or each.end is None or last.get(each.queue, 0) < each.end for each in parents

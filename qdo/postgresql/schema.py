@@ -126,13 +126,12 @@ FOREIGN_SCHEMA = "QD003"
 def grants(schema: str, role: str, kind: str) -> list[str]:
     """Return the statements that give a role the rights it needs, and no more.
 
-    A sender may send and ask, reads no message, and finds requests by their ids. A worker runs
-    `qdo-worker` and every command. An onlooker reads everything and changes nothing.
-
     :param role: its name as it is, without quotes.
     :param kind: sender, worker or onlooker.
     :raises UsageError: the name stands for everyone, or cannot be the name of a role.
     """
+    # A sender may send and ask, reads no message, and finds requests by their ids. A worker runs
+    # `qdo-worker` and every command. An onlooker reads everything and changes nothing.
     if role == "public" or not role or "\0" in role:
         raise UsageError(
             reason=f"the role must be one role of PostgreSQL, got {role!r}; create one with"
@@ -150,10 +149,8 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
-    """Return the statements that create the schema, or bring its format `have` up to date.
-
-    Tables grow by formats. All functions are replaced: their texts have no history.
-    """
+    """Return the statements that create the schema, or bring its format `have` up to date."""
+    # Tables grow by formats. All functions are replaced: their texts have no history.
     tables = _text("schema.sql")
     if have:
         _, mark, rest = tables.partition(f"\n-- Format {have + 1}:")

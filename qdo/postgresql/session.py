@@ -168,10 +168,8 @@ class PostgresqlConnection(psycopg.Connection[Any]):
             connect(self.address, self.make_poll, _LOOK_SECONDS * 4).close()
 
     def noticed(self, notice: errors.Diagnostic) -> None:
-        """Give up if no synchronous standby has a commit that the server reports as a success.
-
-        The server does so when a timeout or an operator ends its wait for the standby.
-        """
+        """Give up a commit that the server reports and no synchronous standby has."""
+        # The server does so when a timeout or an operator ends its wait for the standby.
         self._is_unconfirmed |= notice.source_function == "SyncRepWaitForLSN"
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
@@ -288,10 +286,8 @@ def _set_up(connection: PostgresqlConnection) -> None:
 
 
 def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
-    """Return whether the server has closed a connection that was idle, as at a restart.
-
-    What arrives at an idle connection is a notification or its end, which a statement tells.
-    """
+    """Return whether the server has closed a connection that was idle, as at a restart."""
+    # What arrives at an idle connection is a notification or its end, which a statement tells.
     if connection.closed or connection.is_outdated():
         return True
     try:
@@ -305,11 +301,11 @@ def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
 class PostgresqlSession:
     """A connection that is opened at first use, and again when it was lost. For one thread.
 
-    Behind a pooler, settings of a session would stay for other clients. The functions of the schema
-    have theirs, and writes are transactions with a lock timeout.
-
     :param prepare: called with each new connection.
     """
+
+    # Behind a pooler, settings of a session would stay for other clients. The functions of the
+    # schema have theirs, and writes are transactions with a lock timeout.
 
     def __init__(
         self,
@@ -366,7 +362,6 @@ class PostgresqlSession:
 
     @property
     def connection(self) -> PostgresqlConnection | None:
-        """The open connection, None without one."""
         return self._connection
 
     def close(self) -> None:

@@ -43,10 +43,7 @@ class SchemaAddress:
 
 
 def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
-    """Parse a URL ``postgresql://USER@HOST:PORT/DATABASE?...``.
-
-    :raises SettingsError: it is not valid; `setting` is the one to correct.
-    """
+    """Parse a URL; raise SettingsError, which names `setting`, if it is not valid."""
     try:
         return _parsed(url)
     except SettingsError as error:
@@ -54,10 +51,7 @@ def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
 
 
 def split_chroot(url: str) -> tuple[str, str]:
-    """Return the address of a coordinator without its option `chroot`, and that option.
-
-    It is the path before all nodes; here it has no slash at its ends.
-    """
+    """Return a coordinator's address without its option `chroot`, and that without slashes."""
     base, _, query = url.partition("?")
     pairs = query.split("&") if query else []
     rest = [pair for pair in pairs if not pair.startswith("chroot=")]
@@ -66,10 +60,7 @@ def split_chroot(url: str) -> tuple[str, str]:
 
 
 def coordinator_address(url: str) -> tuple[SchemaAddress, str]:
-    """Return the schema of a coordinator, and its chroot as `split_chroot` does.
-
-    :raises SettingsError: the address is not valid.
-    """
+    """Return the schema of a coordinator, and its chroot; raise SettingsError as above."""
     address, chroot = split_chroot(url)
     return postgresql_address(address, "coordinator"), chroot
 

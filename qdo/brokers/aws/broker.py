@@ -27,10 +27,7 @@ class AwsBroker(Broker):
 
     @contextlib.contextmanager
     def _begun_to_send(self) -> Iterator[None]:
-        """Let `close` wait for the block.
-
-        :raises UnusableBrokerError: this broker is closed.
-        """
+        """Let `close` wait for the block; raise UnusableBrokerError if it is closed."""
         with self._sending_now:
             if self._stopped.is_set():
                 raise UnusableBrokerError(reason="this broker is closed; open a new one to send")

@@ -33,11 +33,9 @@ ATTEMPTS = 3
 
 
 def checked(credentials: Any) -> Any:
-    """Make boto3 credentials raise the errors of boto3's clients when a renewal fails.
-
-    If the credential process prints no credentials or expired ones, boto3 itself raises a
-    ValueError, an OSError or a RuntimeError.
-    """
+    """Make boto3 credentials raise the errors of boto3's clients when a renewal fails."""
+    # If the credential process prints no credentials or expired ones, boto3 itself raises a
+    # ValueError, an OSError or a RuntimeError.
     if credentials is not None and not hasattr(credentials, "_qdo_checked"):
         plain = credentials.get_frozen_credentials
 
@@ -71,8 +69,7 @@ def make_client(
     """Return a new client of boto3; no call is made.
 
     :param connections: maximum of open calls; further ones wait.
-    :param attempts: number of attempts, by botocore's standard retries; 1 where the caller
-        retries.
+    :param attempts: by botocore's standard retries; 1 where the caller retries.
     :raises CredentialsError: the configuration files of AWS cannot be used.
     :raises SettingsError: another setting in AWS's variables and files cannot be used.
     """
@@ -117,15 +114,14 @@ def make_calls(
     read_seconds: float = READ_SECONDS,
     version: str = "1.0",
 ) -> Calls:
-    """Return the maker of frequent calls; no call is made now.
+    """Return the maker of frequent calls, which does not retry; no call is made now.
 
-    It does not retry. Its answers have the types of JSON or, behind a proxy, those of boto3: bytes
-    and datetimes for base64 and numbers.
+    Its answers have the types of JSON or, behind a proxy, those of boto3: bytes and datetimes for
+    base64 and numbers.
 
     :param target: prefix of the names of actions in the JSON protocol, as in ``AmazonSQS``.
     :param methods: names of a boto3 client's methods, by action.
-    :raises CredentialsError: the configuration files of AWS cannot be used.
-    :raises AwsUnreachableError: the certificates to trust cannot be read.
+    :raises CredentialsError, AwsUnreachableError: files of AWS, or certificates, cannot be read.
     """
     client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
     with sessions.locked() as session:

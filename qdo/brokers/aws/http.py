@@ -43,13 +43,10 @@ class NotAnAwsResponseError(boto.HTTPClientError):  # type: ignore[misc]
 
 
 def answer_of(content: bytes, known: bool) -> dict[str, Any] | None:
-    """Return the content of a response in the JSON protocol; None if it is not from AWS.
-
-    A proxy, a gateway or a login page may also respond with status 200. A boto3 client accepts
-    this as a response without fields: no messages, or no queues.
-
-    :param known: whether the response has a request id. Only then may it be empty.
-    """
+    """Return the content of a response in the JSON protocol; None if it is not from AWS."""
+    # A proxy, a gateway or a login page may also respond with status 200. A boto3 client accepts
+    # this as a response without fields: no messages, or no queues. Only a response with a request
+    # id (`known`) may be empty.
     if not content:
         return {} if known else None
     try:
@@ -64,11 +61,9 @@ def _shown(content: bytes) -> str:
 
 
 def check_protocol(client: Any) -> None:
-    """Make a boto3 client reject responses that are not from AWS.
-
-    boto3 accepts an HTML page with status 200 as the confirmation that an object was stored, or
-    as the content of a requested object.
-    """
+    """Make a boto3 client reject responses that are not from AWS."""
+    # boto3 accepts an HTML page with status 200 as the confirmation that an object was stored, or
+    # as the content of a requested object.
     if client.meta.service_model.service_name == "s3":
         client.meta.events.register("before-parse", _reject_foreign_of_s3)
     elif client.meta.service_model.resolved_protocol == "json":
@@ -145,7 +140,6 @@ class HttpCalls:
     :param certificates: file or folder with trusted certificates; None: as for boto3's clients,
         those that REQUESTS_CA_BUNDLE names, or those that boto3 includes.
     :param target: prefix of all action names, such as ``AmazonSQS``.
-    :param read_seconds: how long an answer may take.
     :param connections: maximum number of idle connections to keep.
     :raises SSLError: the certificates cannot be read.
     """

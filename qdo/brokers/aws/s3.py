@@ -32,14 +32,13 @@ CONNECTIONS = 100
 class Objects:
     """The objects of one bucket. Safe to use from several threads or greenlets.
 
-    Pointers to other buckets, or to names without the prefix, are not followed. Otherwise a sender
-    could make the worker read and delete any object that its credentials allow. Methods raise the
-    errors of `aws.errors.translation`.
-
     :param place: of SQS; S3 is used in the same region, or at the same endpoint.
     :param bucket: its name, or BUCKET/PREFIX.
-    :param connections: number of connections that are kept for further calls.
     """
+
+    # Pointers to other buckets, or to names without the prefix, are not followed. Otherwise a
+    # sender could make the worker read and delete any object that its credentials allow. Methods
+    # raise the errors of `aws.errors.translation`.
 
     def __init__(self, place: ServiceAddress, bucket: str, connections: int = CONNECTIONS) -> None:
         self._place = ServiceAddress("s3", place.region, place.endpoint)
@@ -63,7 +62,6 @@ class Objects:
     def get(self, pointer: BodyPointer) -> bytes | None:
         """Return a body, None when the object does not exist: its message was deleted, too.
 
-        :raises AwsNotFoundError: the bucket does not exist.
         :raises ObjectTooLargeError: it would take too much memory.
         """
         with translate(self._place, "bucket", self._bucket):

@@ -23,13 +23,10 @@ PATIENCE_SECONDS = 30.0
 
 
 class SendAttempts:
-    """The attempts to send some messages.
+    """The attempts to send some messages; `stopped` ends them."""
 
-    Only time limits them. A limit on their number would end them after a few short delays, long
-    before a service that throttles a burst of messages accepts more.
-
-    :param stopped: ends the delays, and with them the attempts.
-    """
+    # Only time limits them. A limit on their number would end them after a few short delays, long
+    # before a service that throttles a burst of messages accepts more.
 
     def __init__(
         self,
@@ -62,9 +59,8 @@ def rejection(
 ) -> QdoError:
     """Return the error for one message of a call that was rejected.
 
-    An `UnreachableError` means that a retry can succeed.
-
     :param failed: the entry of the response, from SQS or Kinesis.
+    :return: an `UnreachableError` if a retry can succeed.
     """
     code = str(failed.get("Code") or failed.get("ErrorCode") or "no code")
     text = failed.get("Message") or failed.get("ErrorMessage") or "no reason was given"

@@ -103,7 +103,6 @@ class EmbeddedCatalog(QueueCatalog):
 
 
 def check_empty(transaction: Transaction, queue: str, last: int) -> None:
-    """Raise QueueNotEmptyError if a queue has messages after `last`, or dead letters."""
     connection = transaction.connection
     found = _FIND.first(connection, (transaction.app, queue))
     if found is None:

@@ -119,7 +119,8 @@ def _store(
 
 
 def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
-    """Store a delayed message. It has no position yet, so its id is random."""
+    """Store a delayed message."""
+    # It has no position yet, so its id is random.
     queue = transaction.tail_for(message).id
     execute = transaction.connection.execute
     earliest = _NEXT.first(transaction.connection, {"app": transaction.app})
@@ -146,10 +147,8 @@ class _Due(NamedTuple):
 
 
 def move_due(transaction: Transaction, now: int) -> int:
-    """Move due messages into their queues, in order of due time; return their number.
-
-    Messages beyond the limits are left for the next transaction.
-    """
+    """Move due messages into their queues, in order of due time; return their number."""
+    # Messages beyond the limits are left for the next transaction.
     due = _take(transaction, now)
     if not due:
         return 0  # another listener moved them and woke the owners
@@ -189,11 +188,8 @@ class DelayScheduler:
         self._next: int | None = None
 
     def step(self) -> float | None:
-        """Move due messages; return the seconds until the next is due, None without one.
-
-        Checks for due messages before taking the write lock, because another listener may have
-        moved them already.
-        """
+        """Move due messages; return the seconds until the next is due, None without one."""
+        # Checks before taking the write lock: another listener may have moved them already.
         now = time.monotonic()
         if now < self._not_before:
             return self._not_before - now

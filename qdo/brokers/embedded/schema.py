@@ -224,11 +224,10 @@ Row = tuple[Any, ...]
 
 
 class Query:
-    """A SELECT with the types of its columns, one letter of `_TYPES` for each.
+    """A SELECT with the types of its columns, one letter of `_TYPES` for each."""
 
-    Its methods raise `sqlite3.Error`, which `qdo.system.sqlite.translated` converts to errors of
-    the file: DatabaseCorruptError for a value of another type.
-    """
+    # Its methods raise `sqlite3.Error`, which `qdo.system.sqlite.translated` converts to errors of
+    # the file: DatabaseCorruptError for a value of another type.
 
     __slots__ = ("_kinds", "_known", "sql")
 

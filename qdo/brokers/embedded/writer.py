@@ -61,13 +61,12 @@ T = TypeVar("T")
 
 
 class FairWriteLock:
-    """Lets one process at a time try to take the write lock.
+    """Lets one process at a time try to take the write lock."""
 
-    In SQLite, waiting writers sleep for up to 100 ms, and a process that commits without pause
-    starves the others. Behind the gate, only one process tries, and it tries often. The process
-    that just had the lock must pass the gate again, after the process that is already there. The
-    gate only adds fairness: SQLite's lock still decides which process writes.
-    """
+    # In SQLite, waiting writers sleep for up to 100 ms, and a process that commits without pause
+    # starves the others. Behind the gate, only one process tries, and it tries often. The process
+    # that just had the lock must pass the gate again, after the process that is already there. The
+    # gate only adds fairness: SQLite's lock still decides which process writes.
 
     def __init__(self, path: str, folder: str) -> None:
         self._path = path
@@ -114,12 +113,10 @@ def _begin(connection: sqlite3.Connection) -> bool:
 
 
 def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
-    """Repeat `attempt` until it succeeds; return False after `seconds`.
-
-    A commit takes less than a millisecond, so the pauses begin short and stay short. With doubling
-    pauses, the slowest 1 % of sends of four busy processes take 12 ms; with these, 6 ms. A longer
-    wait means that a process is suspended.
-    """
+    """Repeat `attempt` until it succeeds; return False after `seconds`."""
+    # A commit takes less than a millisecond, so the pauses begin short and stay short. With
+    # doubling pauses, the slowest 1 % of sends of four busy processes take 12 ms; with these, 6 ms.
+    # A longer wait means that a process is suspended.
     began = time.monotonic()
     while not attempt():
         waited = time.monotonic() - began
@@ -184,12 +181,8 @@ class Transaction:
         return range(first, first + len(messages))
 
     def tail_for(self, message: Outgoing) -> Tail:
-        """Return the end of the queue that gets a message; for a shard, that of the open one.
-
-        A name of a sealed, deleted or wrong shard leads to the open shard of the message's key.
-
-        :raises UsageError: the queue is a shard, and the message has no key.
-        """
+        """Return the end of the queue that gets a message; for a shard, that of the open one."""
+        # A name of a sealed, deleted or wrong shard leads to the open shard of the message's key.
         name = message.queue
         tail = self._find(name)
         if tail is not None and tail.root is None:
@@ -207,16 +200,13 @@ class Transaction:
         return self.tail(known.queue_of(message.key))
 
     def now(self) -> int:
-        """Return the time at which the transaction began, as a position.
-
-        Of two messages with the same due time, the second must not be sent at once while the
-        first is delayed.
-        """
+        """Return the time at which the transaction began, as a position."""
+        # Of two messages with the same due time, the second must not be sent at once while the
+        # first is delayed.
         return self._began
 
     @property
     def app(self) -> str:
-        """The app that owns the queues."""
         return self._app
 
     def new_id(self, message: Outgoing) -> str:
@@ -280,7 +270,6 @@ class Transaction:
         return tail.root
 
     def _check_room(self, queue: str) -> None:
-        """Raise QueueLimitError if another queue would be one too many."""
         if self._max_queues is None:
             return
         # Counting takes 10 ms for 100,000 queues. There are never more than the largest id.
@@ -330,12 +319,9 @@ class Writer(GroupedCalls[Work]):
         self.start()
 
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
-        """Run `work` in a transaction; return its result once the transaction is on disk.
-
-        `work` runs on the writing thread, and runs again if its group failed.
-
-        :param size: approximate number of bytes that it adds.
-        """
+        """Run `work` in a transaction, and again if its group failed; return its result."""
+        # It runs on the writing thread, and its result is on disk. `size` is about how many bytes
+        # it adds.
         result: T = self.call(work, size)
         return result
 

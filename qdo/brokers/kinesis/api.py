@@ -64,12 +64,11 @@ class ClockSkew:
 
     @staticmethod
     def complete_until(read_at: float) -> float:
-        """Return the time at Kinesis before which no more records can arrive.
-
-        If the local clock is ahead, future records have earlier times than the read.
-
-        :param read_at: Unix time, by the local clock, of a read that reached the tip.
-        """
+        """Return the time at Kinesis before which no more records can arrive."""
+        # If the local clock is ahead, future records have earlier times than the read that reached
+        # the tip at `read_at`, a Unix time by the local clock.
+        # If the local clock is ahead, future records have earlier times than the read that reached
+        # the tip at `read_at`, a Unix time by the local clock.
         return read_at - SKEW_SECONDS
 
     @staticmethod
@@ -111,9 +110,12 @@ class Records:
 
     :ivar first: sequence number of the first record, None without records.
     :ivar last: position after all messages of the last record in `rows`, 0 without records.
-    :ivar size: size of these records in bytes.
+    :ivar size: of these records, in bytes.
     :ivar next_iterator: None at the end of a closed shard.
     :ivar behind_seconds: distance of the response from the tip of the shard.
+    :ivar record_cost: mean bytes of memory that the messages of one record take.
+    :ivar cut: `rows` has the messages of the first records only: all of them would take too much
+        memory. The others must be asked for again.
     """
 
     first: int | None
@@ -124,17 +126,13 @@ class Records:
     next_iterator: str | None
     behind_seconds: float
     record_cost: int = 1
-    """Memory in bytes that the messages of one record take, on average."""
     cut: bool = False
-    """`rows` has the messages of the first records only: all of them would take too much memory.
-    The others must be asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriod:
     """How long a stream keeps records.
 
-    :ivar seconds: age at which a record is deleted.
     :ivar since: Unix time of the stream's creation; no record is older.
     """
 
@@ -203,8 +201,7 @@ class KinesisApi:
 
     :param client: of boto3, without retries.
     :param calls: makes GetRecords calls, the most frequent ones.
-    :ivar ahead_seconds: least proven amount by which the local clock is ahead of the clock of
-        Kinesis; 0 if none is proven.
+    :ivar ahead_seconds: least proven amount by which the local clock is ahead of that of Kinesis.
     """
 
     def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
@@ -232,7 +229,6 @@ class KinesisApi:
         return str(response["ShardIterator"])
 
     def read(self, read: GetRecords, hash_keys: tuple[int, int] | None) -> Records:
-        """Return records; `hash_keys` are those of the shard."""
         call = {"ShardIterator": read.iterator, "Limit": read.limit}
         return parse_records(self._calls.call("GetRecords", call), hash_keys)
 
@@ -260,10 +256,9 @@ class KinesisApi:
 
 
 def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Records:
-    """Return a GetRecords response with its records decoded to messages.
-
-    Later records are left out where the messages of earlier ones exceed `ANSWER_COST`.
-    """
+    """Return a GetRecords response with its records decoded to messages."""
+    # Later records are left out where the messages of earlier ones exceed `ANSWER_COST`.
+    # Later records are left out where the messages of earlier ones exceed `ANSWER_COST`.
     records = response["Records"]
     rows: list[Taken] = []
     cost = taken = 0
@@ -289,10 +284,9 @@ def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None
 
 
 def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
-    """Return the messages of a record; a record that cannot be read is one unreadable message.
-
-    Any program that may write to the stream can write any content.
-    """
+    """Return the messages of a record; one that cannot be read is one unreadable message."""
+    # Any program that may write to the stream can write any content.
+    # Any program that may write to the stream can write any content.
     data = _data(record)
     sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
     # The partition key may be missing if the stream distributes records by itself.

@@ -49,8 +49,7 @@ class KinesisCatalog(QueueCatalog):
     """The shards of one stream. Safe to use from several threads or greenlets.
 
     :param peek: opens a reader behind a position of a shard.
-    :param own_backlog: returns the backlog of a shard that this process owns and reads, otherwise
-        None.
+    :param own_backlog: returns the backlog of a shard that this process reads, otherwise None.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class KinesisCatalog(QueueCatalog):
         return [shard.name for shard in self._shards.list()]
 
     def parents(self, queue: str) -> Sequence[str]:
-        """Return the parent shards of a shard, expired ones included."""
         return self._shards.parents(queue)
 
     def is_reopened(self, queue: str) -> bool:
@@ -79,14 +77,11 @@ class KinesisCatalog(QueueCatalog):
         return shard is not None and not shard.closed
 
     def has_position(self, queue: str, position: int) -> bool:
-        """Return whether a shard has a record, or may have had one that has expired.
-
-        Makes a few calls, which count toward the shard's read limit.
-        """
+        """Return whether a shard has a record, or may have had one that has expired."""
+        # A few calls, which count toward the shard's read limit.
         return self._shards.find(queue) is None or self._peek(queue, position).finds()
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
-        """Warn about a stream without a store for the dead letters of its policies."""
         if self._address.dead_letters is not None:
             return []
         if all(each.then != "dead-letter" for each in policies.values()):
@@ -101,11 +96,9 @@ class KinesisCatalog(QueueCatalog):
         return self._peek(queue, 0).head() if self._shards.find(queue) is not None else 0
 
     def backlog(self, queue: str, after: int) -> Backlog:
-        """Return whether anything waits behind a position, and how old it is.
-
-        `count` is 1 for any number; `head` is the present. Makes up to a few calls, which count
-        toward the shard's read limit, unless this process owns and reads the shard.
-        """
+        """Return whether anything waits behind a position, and how old it is."""
+        # `count` is 1 for any number; `head` is the present. A few calls, which count toward the
+        # shard's read limit, unless this process owns and reads the shard.
         found = self._own_backlog(queue, after)
         if found is not None:
             return found
@@ -141,8 +134,7 @@ class KinesisBroker(AwsBroker):
         super().__init__()
         self.address = address
         self._subscriptions: dict[str, KinesisSubscription] = {}
-        self._live: set[KinesisSubscription] = set()
-        """Subscriptions that may still make a call."""
+        self._live: set[KinesisSubscription] = set()  # those that may still make a call
         self._client = make_client(address.place)
         # Reading and sending retry, each at its own pace.
         self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
@@ -170,11 +162,10 @@ class KinesisBroker(AwsBroker):
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages durably; return their ids, which are sequence numbers.
 
-        A queue is a ShardId or the stream itself. A message to the stream goes to the shard of its
-        key, without a key to any shard. A ShardId keeps the order within the shard, the stream
-        within each key. Kinesis cannot store all or none.
+        A queue is a ShardId, which keeps the order within the shard; or the stream itself, whose
+        messages go to the shards of their keys, without a key to any shard.
 
-        :raises PartialSendError: some were not stored; it says which.
+        :raises PartialSendError: Kinesis cannot store all or none; it says which were not stored.
         """
         return [str(number) for number in self._send(messages)]
 
@@ -183,10 +174,8 @@ class KinesisBroker(AwsBroker):
             return self._sender.send(messages)
 
     def _resend(self, letter: DeadLetterRecord) -> int:
-        """Send a dead letter again and return its new position.
-
-        The shard of its key takes it where its own shard is closed.
-        """
+        """Send a dead letter again and return its new position."""
+        # The shard of its key takes it where its own shard is closed.
         shard = self.shards.find(letter.queue)
         target = letter.queue if shard is not None and not shard.closed else self.address.stream
         own_id = POSITIONS.message_id(letter.position, self.id_node)

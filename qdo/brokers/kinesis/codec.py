@@ -183,8 +183,7 @@ def is_aggregated(data: bytes) -> bool:
 def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | None:
     """Return the messages of an aggregated record, None if the record is an ordinary one.
 
-    :param hash_keys: first and last hash key of the shard; messages with other hash keys are
-        dropped. None keeps all messages.
+    :param hash_keys: first and last of the shard; messages with others are dropped. None: keep all.
     :raises ValueError: the digest is right, but no producer library packs such a record.
     """
     packed = data[len(_MAGIC) : -_DIGEST_BYTES]

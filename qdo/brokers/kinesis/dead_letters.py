@@ -40,7 +40,6 @@ _EXISTS = "PreconditionFailed"
 class KinesisDeadLetters(DeadLetterStore):
     """The dead letters of one app's stream. Safe to use from several threads.
 
-    :param place: of Kinesis; S3 is used in the same region, or at the same endpoint.
     :param resend: sends a dead letter again and returns its new position.
     """
 
@@ -89,10 +88,8 @@ class KinesisDeadLetters(DeadLetterStore):
         return Counter(name.removeprefix(self._folder).split("/")[0] for name in self._names(None))
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        """Send dead letters again, in the given order, and delete them then.
-
-        This is not one transaction: an interruption can leave a dead letter that was sent again.
-        """
+        """Send dead letters again, in the given order, and delete them then."""
+        # Not one transaction: an interruption can leave a dead letter that was sent again.
         return [self._retry(queue, position) for queue, position in keys]
 
     def _retry(self, queue: str, position: int) -> int | None:
@@ -187,10 +184,7 @@ def written(letter: DeadLetterRecord) -> bytes:
 
 
 def read(text: bytes) -> DeadLetterRecord:
-    """Return the dead letter of its JSON.
-
-    :raises ValueError, KeyError, TypeError, OverflowError, RecursionError: it is not a dead letter.
-    """
+    """Return the dead letter of its JSON; raise any error if it is not a dead letter."""
     fields = json.loads(text)
     return DeadLetterRecord(
         body=base64.b64decode(fields["body"], validate=True),

@@ -102,10 +102,8 @@ class PeekReader:
         return reader.poll.has_position is True
 
     def head(self) -> int:
-        """Return the present time at Kinesis, whose clock dates the messages.
-
-        The call for an iterator shows how far the local clock is ahead.
-        """
+        """Return the present time at Kinesis, whose clock dates the messages."""
+        # The call for an iterator shows how far the local clock is ahead.
         reader = self._started()
         call = reader.poll.next(time.time())
         if isinstance(call, GetIterator):

@@ -83,10 +83,8 @@ class ShardTip:
         return self._behind is not None and 0 <= now - self._behind[1] < FRESH_SECONDS
 
     def behind_seconds(self, now: float) -> float | None:
-        """Return the distance from the tip; None before the first response.
-
-        The distance in a response is as old as the response, and grows while a job runs.
-        """
+        """Return the distance from the tip; None before the first response."""
+        # The distance in a response is as old as the response, and grows while a job runs.
         if self._behind is None:
             return None
         seconds, received_at = self._behind
@@ -96,12 +94,10 @@ class ShardTip:
 def proves_complete(
     after: int, complete_until: float | None, now: float, retention: RetentionPeriod
 ) -> bool:
-    """Return whether no message was missed although the record at `after` is gone.
-
-    Everything that arrived up to a known time was read. If the stream still keeps all records
-    that are younger, the record at `after` is only too old: the shard received nothing for days.
-    A stream that was created after the known time is another stream of the same name.
-    """
+    """Return whether no message was missed although the record at `after` is gone."""
+    # Everything that arrived up to a known time was read. If the stream still keeps all records
+    # that are younger, the record at `after` is only too old: the shard received nothing for days.
+    # A stream that was created after the known time is another stream of the same name.
     known = max(time_of_position(time_in(after)), complete_until or 0.0)
     return retention.since <= known and now < known + retention.seconds
 
@@ -112,7 +108,6 @@ class ShardPoller:
     :param after: position of the last message taken.
     :param pause_seconds: from one read to the next.
     :param dice: returns a random number from 0 to 1.
-    :ivar tip: distance of the last response from the tip of the shard.
     :ivar has_position: whether the shard has the record at `after`, or only later ones. None
         before the first record.
     :ivar throttled: number of throttled calls.
@@ -148,7 +143,6 @@ class ShardPoller:
 
     @property
     def ended(self) -> bool:
-        """Whether the shard was read to its end."""
         return self._ended
 
     def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
@@ -227,11 +221,8 @@ class ShardPoller:
         return proves_complete(self.after, self.complete_until, now, retention)
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
-        """Return the age of the oldest message that is not processed yet.
-
-        :param oldest: position of the oldest message that was taken and is not finished.
-        :return: seconds, 0 at the tip; None before the first response.
-        """
+        """Return the age of the oldest message that is not processed, None if unknown."""
+        # `oldest` is the position of the oldest message that was taken and is not finished.
         if oldest is not None:
             return max(0.0, now - time_of_position(time_in(oldest)))
         return 0.0 if self._ended else self.tip.behind_seconds(now)
@@ -252,13 +243,9 @@ class ShardPoller:
         self._iterator = None
 
     def timestamp_rejected(self) -> bool:
-        """Begin earlier if Kinesis may have rejected the time as in its future.
-
-        The local clock is ahead. Waiting until that time would skip the messages that arrive
-        in between.
-
-        :return: whether this may help.
-        """
+        """Begin earlier: Kinesis may have rejected a future time; return if that may help."""
+        # The local clock is ahead. Waiting until that time would skip the messages that arrive in
+        # between.
         beginning = self._beginning
         if beginning is not None and self._start.kind != "latest":
             return False
@@ -279,10 +266,8 @@ class ShardPoller:
         self._ended = True
 
     def due_in(self, now: float) -> float:
-        """Return the seconds until the next call may be made.
-
-        :param now: Unix time. The poller does not wait longer if the clock was set back.
-        """
+        """Return the seconds until the next call may be made at `now`, a Unix time."""
+        # The poller does not wait longer if the clock was set back.
         left = self.not_before - now
         return left if 0 < left <= self._paused_seconds else 0.0
 

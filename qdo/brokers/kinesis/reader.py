@@ -54,8 +54,7 @@ COMPACT = 1024
 class ShardReader:
     """Makes the calls of a `ShardPoller` and handles their failures.
 
-    :param hash_keys: of the shard. If None, which means unknown, messages that belong to other
-        shards are kept.
+    :param hash_keys: of the shard; None: unknown, so messages of other shards are kept.
     :param trimmed: the reaction if the position is gone. ``stop``: raise an error. ``oldest``:
         continue with the oldest record. ``look``: the same without logging, for callers that
         process nothing.
@@ -83,9 +82,8 @@ class ShardReader:
         self.gap: PositionTrimmedError | None = None
 
     def step(self, call: GetIterator | GetRecords, now: float) -> list[Taken]:
-        """Make one call of the poller; return the messages received.
+        """Make one call of the poller at `now`, a Unix time; return the messages received.
 
-        :param now: Unix time.
         :raises PositionTrimmedError: the record to resume after is gone.
         :raises QdoError: a failure that is permanent, or that repeated too often.
         """
@@ -102,14 +100,12 @@ class ShardReader:
         return []
 
     def backlog(self, oldest: int | None, now: float) -> Backlog:
-        """Return the backlog of the shard, as far as it is known.
-
-        The head is the present time at Kinesis, whose clock dates the messages. A later head would
-        include messages that have not arrived yet.
+        """Return the backlog of the shard at `now`, a Unix time, as far as it is known.
 
         :param oldest: position of the oldest waiting message that was read.
-        :param now: Unix time.
         """
+        # The head is the present time at Kinesis, whose clock dates the messages. A later head
+        # would include messages that have not arrived yet.
         behind = self.poll.behind_seconds(now, oldest)
         empty = oldest is None and (self.poll.ended or self.poll.tip.reached)
         head = position_of_time(now - self._api.ahead_seconds)
@@ -184,8 +180,6 @@ class ShardReader:
     def expired(self) -> None:
         """Finish the shard, which is gone with all its records.
 
-        If the position is the seek target "oldest", no message is left to read.
-
         :raises PositionTrimmedError: the shard was not processed to its end.
         """
         poll = self.poll
@@ -216,21 +210,22 @@ def _has_time(call: GetIterator | GetRecords) -> bool:
 class PrefetchBuffer:
     """Messages of one shard from a position on, in order.
 
-    Fetched messages stay until they are finished. So an owner whose job failed need not read them
-    from Kinesis again. Beyond `KEPT_BYTES` the oldest of them are dropped.
+    :ivar tip: position up to which the shard has no messages but those in the buffer.
+    :ivar waiting_bytes: bodies of messages that were not fetched yet.
     """
+
+    # Fetched messages stay until they are finished. So an owner whose job failed need not read them
+    # from Kinesis again. Beyond `KEPT_BYTES` the oldest of them are dropped.
 
     def __init__(self, after: int) -> None:
         self._floor = after
         self.tip = after
-        """Position up to which the shard has no messages but those in the buffer."""
         self._rows: list[Taken] = []
         self._first = 0
         self._next = 0
         self._done: set[int] = set()
         self._kept_bytes = 0
         self.waiting_bytes = 0
-        """Bodies of messages that were not fetched yet."""
 
     @property
     def waiting(self) -> int:

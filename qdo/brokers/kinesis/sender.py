@@ -82,10 +82,8 @@ class KinesisSender:
     def send(self, messages: Sequence[Outgoing]) -> list[int]:
         """Store messages, in order for each key; return their sequence numbers.
 
-        If one of the messages is invalid, none is sent.
-
         :raises PartialSendError: some were stored; the error lists the others.
-        :raises QdoError: none was stored.
+        :raises QdoError: none was stored, as when one of them is invalid.
         """
         lanes: _Lanes = OrderedDict()
         for index, message in enumerate(messages):

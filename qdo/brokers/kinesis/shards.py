@@ -23,7 +23,6 @@ class Shard:
     :ivar parents: one after a split, two after a merge, none for the first shards of a stream.
         They are still listed here after they have expired.
     :ivar hash_keys: first and last hash key of the shard's records.
-    :ivar closed: the shard no longer accepts records.
     """
 
     name: str
@@ -55,10 +54,8 @@ class Shards:
         self._lock = threading.Lock()
 
     def list(self) -> Sequence[Shard]:
-        """List all shards that contain or accept records.
-
-        Closed shards are listed until the stream has deleted all their records.
-        """
+        """List all shards that contain or accept records."""
+        # Closed shards are listed until the stream has deleted all their records.
         listed: list[Shard] = []
         call: dict[str, Any] = {
             "StreamName": self._address.stream,

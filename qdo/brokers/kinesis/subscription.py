@@ -84,10 +84,7 @@ class KinesisSubscription(Subscription):
         return self
 
     def fetch(self, limit: int) -> list[Taken]:
-        """Return the next messages of the buffer, at most `limit`; ask for more if it runs low.
-
-        :raises QdoError: reading failed, and all messages of the buffer were fetched.
-        """
+        """Return messages of the buffer; ask for more if it runs low, or raise why none came."""
         with self._lock:
             rows = self._buffer.take(limit)
             failure = None if rows else self._failure
@@ -150,10 +147,8 @@ class KinesisSubscription(Subscription):
             self._ended(self)
 
     def step(self) -> float | None:
-        """Make the next call if more messages are wanted and the call is due.
-
-        :return: seconds until the next step; None: not before the owner wants more.
-        """
+        """Make the next call if it is wanted and due; return the seconds until the next step."""
+        # None: not before the owner wants more.
         self._work.clear()
         with self._lock:
             wanted = self._wanted and not self._closed
@@ -206,12 +201,10 @@ class KinesisSubscription(Subscription):
         return poll.due_in(self._clock()) if wanted else None
 
     def _update_tip(self, poll: ShardPoller) -> bool:
-        """Advance `fetched_through` at the tip, but not too often; call with the lock held.
-
-        A queue without messages needs it. Without a recorded time, it would begin at the
-        configured start again, which may be a later one tomorrow. With an old record, messages
-        would seem to be lost once that record is deleted.
-        """
+        """Advance `fetched_through` at the tip, but not too often; call with the lock held."""
+        # A queue without messages needs it. Without a recorded time, it would begin at the
+        # configured start again, which may be a later one tomorrow. With an old record, messages
+        # would seem to be lost once that record is deleted.
         complete_until = poll.complete_until
         if not poll.tip.reached or complete_until is None or self._buffer.waiting:
             return False

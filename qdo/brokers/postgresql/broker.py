@@ -165,11 +165,10 @@ class PostgresqlCatalog(QueueCatalog):
         return self._fetches.run(lambda each: each.execute(query).fetchone() or (0, 0))
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
-        """Warn of transactions that stay open, and before locks of all partitions are too many."""
         return self._fetches.run(self._open) + self._fetches.run(self._warnings)
 
     def connection_warnings(self, concurrency: Sequence[int]) -> list[str]:
-        """Whether jobs open connections to this server, and how many, nothing can tell."""
+        # Whether jobs open connections to this server, and how many, nothing can tell.
         most, limit = self._fetches.run(lambda sql: sql.execute(_MOST).fetchone()) or (0, 0)
         jobs = sum(concurrency)
         if jobs <= most:
@@ -353,7 +352,6 @@ class PostgresqlBroker(GroupCommitBroker):
     def _execute(
         self, statement: str, parameters: tuple[Any, ...], queue: str | None = None
     ) -> tuple[Any, ...]:
-        """Return the only row of a statement that changes something, and locks only `queue`."""
 
         def work(connection: PostgresqlConnection) -> tuple[Any, ...]:
             return connection.execute(statement, parameters).fetchone() or ()

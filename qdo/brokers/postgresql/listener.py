@@ -88,13 +88,12 @@ def _warn(notice: errors.Diagnostic) -> None:
 
 
 class LookBound:
-    """The position behind which the messages are that the next look is to find.
+    """The position behind which the messages are that the next look is to find."""
 
-    A transaction takes its positions after its id. So transactions with ids from that of a mark on
-    take positions behind the last one before the mark. Once those before have all ended, only
-    positions behind it can be new. A snapshot cannot be a mark: transactions may be in progress
-    whose ids it does not reach.
-    """
+    # A transaction takes its positions after its id. So transactions with ids from that of a mark
+    # on take positions behind the last one before the mark. Once those before have all ended, only
+    # positions behind it can be new. A snapshot cannot be a mark: transactions may be in progress
+    # whose ids it does not reach.
 
     def __init__(self) -> None:
         self.since = 0
@@ -139,8 +138,6 @@ class Answers:
 
 class NotificationListener:
     """Waits for notifications and due messages on a thread (a greenlet under gevent).
-
-    It has a connection of its own.
 
     :param wake: called with the names of the queues that received messages; None: only requests
         are listened for.
@@ -198,10 +195,8 @@ class NotificationListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening for messages; `wake` is not called afterwards. Idempotent.
-
-        The connection stays while others listen for requests.
-        """
+        """Stop listening for messages; `wake` is not called afterwards. Idempotent."""
+        # The connection stays while others listen for requests.
         with self._waking:
             self._wake = None
         self._end_unless_used()

@@ -111,8 +111,6 @@ class GroupedWork:
     :ivar act: called with the connection, the parts of all calls and the milliseconds that it may
         wait for a lock; returns their results.
     :ivar alone: parts with the same text do not share a statement.
-    :ivar queues: see `Change`.
-    :ivar told: see `Change`.
     """
 
     act: Callable[[PostgresqlConnection, list[Any], int], list[Any]]
@@ -340,10 +338,8 @@ class PostgresqlWriter(GroupedCalls[Work]):
 
 
 def notification(queues: Set[str]) -> str:
-    """Return the payload that names queues, "" if it would be too long or they are not known.
-
-    A payload that begins with `REQUESTS` tells of requests as well.
-    """
+    """Return the payload that names queues, "" if it would be too long or they are unknown."""
+    # One that begins with `REQUESTS` tells of requests as well.
     head = f"/{REQUESTS}" if REQUESTS in queues else ""
     rest = head and f"{head}/"
     if len(queues) > PAYLOAD_BYTES // 2 or not UNKNOWN.isdisjoint(queues):
@@ -474,13 +470,9 @@ def execute_within(
 def arrays_of(
     messages: Sequence[Outgoing], marks: IdMarks | None, *, with_ids: bool = False
 ) -> tuple[Any, ...]:
-    """Return the arrays that `send` and `stage` take.
-
-    A delayed message has no position yet, so it gets a random id, which a header keeps. The server
-    knows whether it is due, because its clock may differ.
-
-    :param with_ids: give every message such an id.
-    """
+    """Return the arrays that `send` and `stage` take; `with_ids`: give every message an id."""
+    # A delayed message has no position yet, so it gets a random id, which a header keeps. The
+    # server knows whether it is due, because its clock may differ.
     ids: list[str | None] = []
     dues: list[int | None] = []
     headers: list[str | None] = []

@@ -85,7 +85,6 @@ class ReceivedBatch:
     until: float
     letters: dict[Place, dict[str, Copy]] = field(default_factory=dict)
     others: list[tuple[str, str]] = field(default_factory=list)
-    """(URL, receipt) of messages that are not dead letters of qdo."""
 
     def first(self) -> Iterator[FoundDeadLetter]:
         """Yield one copy of each dead letter, oldest first."""
