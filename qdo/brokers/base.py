@@ -336,7 +336,8 @@ class Broker(abc.ABC):
         :param on_lost: called by a greenlet of the broker with the position of a fetched message
             that another owner may receive from now on.
         """
-        what, remedy = "subscribe to queues", "use reader and listen"
+        what = "subscribe to queues"
+        remedy = "use reader and listen"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def was_away(self, since: float) -> bool:
@@ -371,7 +372,8 @@ class Broker(abc.ABC):
         :raises QueueNotEmptyError: it has later or delayed messages, or dead letters.
         :raises UnsupportedError: the queues of this broker are deleted at its service.
         """
-        what, remedy = "delete queues", "delete the queue at its service, then run this again"
+        what = "delete queues"
+        remedy = "delete the queue at its service, then run this again"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def call_counts(self) -> dict[str, int]:

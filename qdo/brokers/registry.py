@@ -121,7 +121,8 @@ def schema_of(url: str) -> BrokerSchema:
     """Return the functions for a schema at `url`; UnsupportedError if it needs none."""
     schema = kind_of(url).schema
     if schema is None:
-        what, remedy = "create a schema", "workers and senders create what they need"
+        what = "create a schema"
+        remedy = "workers and senders create what they need"
         raise UnsupportedError(
             broker=f"the broker {hide_credentials(url)}", what=what, remedy=remedy
         )
@@ -135,7 +136,8 @@ def connector_of(url: str) -> Callable[[], Any]:
     """
     connector = kind_of(url).connector
     if connector is None:
-        what, remedy = "open a database for other tables", "name a PostgreSQL database"
+        what = "open a database for other tables"
+        remedy = "name a PostgreSQL database"
         raise UnsupportedError(broker=hide_credentials(url), what=what, remedy=remedy)
     return connector(url)
 

@@ -116,7 +116,8 @@ class StreamStore(abc.ABC):
 
     def stream_of(self, queue: str) -> str:
         """Return the stream of a shard, also of a deleted one; and the name of any other queue."""
-        stream, now = stream_named(queue), time.monotonic()
+        stream = stream_named(queue)
+        now = time.monotonic()
         if stream is None:
             return queue
         if queue not in self._streams and self._plain.get(queue, 0.0) <= now:
@@ -181,7 +182,8 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
     """
     parent = find_shard(shards, queue)
     parent.check_open()
-    low, high = int(_full(parent.low), 16), int(_full(parent.high), 16)
+    low = int(_full(parent.low), 16)
+    high = int(_full(parent.high), 16)
     middle = f"{(low + (high if parent.high else 16**DIGITS)) // 2:0{DIGITS}x}"
     bound = _shortened(middle) if at is None else checked_bound(at)
     if not bound or not parent.low < bound or not (not parent.high or bound < parent.high):
@@ -289,7 +291,8 @@ def _named(shards: Iterable[StreamShard], children: list[StreamShard]) -> list[S
     used = {each.queue for each in shards}
     named = []
     for child in children:
-        name, number = child.queue, 1
+        name = child.queue
+        number = 1
         while name in used:
             number += 1
             name = f"{child.queue}.{number}"

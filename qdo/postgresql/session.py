@@ -366,14 +366,16 @@ class PostgresqlSession:
 
     def close(self) -> None:
         """Close the connection; the next call of `run` opens it again."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             connection.close()
 
 
 def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:
     """Return the qdo error for an error of psycopg; `role` is logged in, "" if unknown."""
-    reason, server = _reason(error), address.server
+    reason = _reason(error)
+    server = address.server
     for lack, remedy in _REMEDIES:
         if lack.search(reason):
             return PostgresqlConnectionsError(server=server, reason=reason, remedy=remedy)
@@ -402,7 +404,8 @@ def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> 
 
 def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> QdoError:
     """Return the qdo error for an error that libpq itself reports."""
-    server, pgconn = address.server, error.pgconn
+    server = address.server
+    pgconn = error.pgconn
     if _RIGHT.search(reason) and pgconn is not None:
         return _rights_error(address, reason, (pgconn.user or b"").decode(), "CONNECT")
     if _LOGIN.search(reason):

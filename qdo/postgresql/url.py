@@ -85,7 +85,8 @@ def _parsed(url: str) -> SchemaAddress:
     if parts.fragment:
         raise _fault(f"{shown!r} has a '#': write it as %23, or leave it out")
     options = _options(pairs)
-    schema, pooler = options.pop("schema", "qdo"), options.pop("pooler", "none")
+    schema = options.pop("schema", "qdo")
+    pooler = options.pop("pooler", "none")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
         raise _fault(f"schema must be 1 to 63 of a-z, 0-9 and '_', not pg_..., got {schema!r}")
     if pooler not in _POOLERS:

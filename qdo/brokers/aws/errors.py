@@ -220,7 +220,9 @@ def translation(error: BaseException, place: ServiceAddress, what: str, name: st
 def _of_answer(
     error: boto.ClientError, place: ServiceAddress, service: str, what: str, name: str
 ) -> QdoError:
-    code, reason, status = code_of(error), _reason(error), _status(error)
+    code = code_of(error)
+    reason = _reason(error)
+    status = _status(error)
     if code in _CLOCK or (code in _CREDENTIALS and reason.startswith(_CLOCK_REASONS)):
         return ClockError(service=service, region=place.region, reason=f"{code}: {reason}")
     if code in _EXPIRED:

@@ -71,13 +71,15 @@ def check_protocol(client: Any) -> None:
 
 
 def _reject_foreign(response_dict: Mapping[str, Any], **_: Any) -> None:
-    status, content = response_dict["status_code"], response_dict["body"]
+    status = response_dict["status_code"]
+    content = response_dict["body"]
     if status < 300 and answer_of(content, _REQUEST_ID in response_dict["headers"]) is None:
         raise NotAnAwsResponseError(status=status, shown=_shown(content))
 
 
 def _reject_foreign_of_s3(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
-    status, headers = response_dict["status_code"], response_dict["headers"]
+    status = response_dict["status_code"]
+    headers = response_dict["headers"]
     # S3 sends a request id in every response. Some compatible services do not, but their responses
     # about an object have its ETag, and all others are XML or empty.
     if status >= 300 or "etag" in headers or any(n.lower().startswith("x-amz") for n in headers):

@@ -69,7 +69,8 @@ class Objects:
                 answer = self._client.get_object(Bucket=pointer.bucket, Key=pointer.key)
             except self._client.exceptions.NoSuchKey:
                 return None
-            stream, size = answer["Body"], answer.get("ContentLength")
+            stream = answer["Body"]
+            size = answer.get("ContentLength")
             body = b""
             if size is None:  # some services that are compatible with S3 do not send it
                 body = stream.read(MAX_S3_BODY + 1)

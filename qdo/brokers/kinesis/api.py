@@ -288,7 +288,8 @@ def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> l
     # Any program that may write to the stream can write any content.
     # Any program that may write to the stream can write any content.
     data = _data(record)
-    sequence, arrival = int(record["SequenceNumber"]), _arrival(record)
+    sequence = int(record["SequenceNumber"])
+    arrival = _arrival(record)
     # The partition key may be missing if the stream distributes records by itself.
     key = key_of(record.get("PartitionKey"))
     try:

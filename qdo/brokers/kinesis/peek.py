@@ -55,7 +55,8 @@ class PeekReader:
                 break
             self._rows += rows
             size += sum(len(row[1]) for row in rows)
-        found, self._rows = self._rows[:limit], self._rows[limit:]
+        found = self._rows[:limit]
+        self._rows = self._rows[limit:]
         return found
 
     @property

@@ -152,7 +152,9 @@ class KinesisSubscription(Subscription):
         self._work.clear()
         with self._lock:
             wanted = self._wanted and not self._closed
-            buffer, after, reader = self._buffer, self._after, self._reader
+            buffer = self._buffer
+            after = self._after
+            reader = self._reader
         if not wanted:
             return None
         try:

@@ -106,7 +106,8 @@ class LookBound:
     def looked(self, next_xid: int, running: Sequence[int]) -> None:
         """Take the snapshot of a look."""
         if self._mark is not None and min(running, default=next_xid) >= self._mark[0]:
-            self.since, self._mark = self._mark[1], None
+            self.since = self._mark[1]
+            self._mark = None
 
 
 class Answers:
@@ -347,14 +348,18 @@ class NotificationListener:
             self._report_loss(connection, last)
         if self._reconnected or server_start != self._server_start:
             if not first:  # the ids of transactions may have restarted
-                self._bound, self._marked = LookBound(), 0.0
+                self._bound = LookBound()
+                self._marked = 0.0
             limit = KNOWN_NAMES if first else None
             all_names = connection.execute(self._names_statement, (self._app, limit))
             names = [name for (name,) in all_names]
             self._told_of_requests = True
         # Set these late: after an error, the next look must find the same.
-        self._next_xid, self._running, self._server_start = next_xid, running, server_start
-        self._last_position, self._log_end = last, log_end
+        self._next_xid = next_xid
+        self._running = running
+        self._server_start = server_start
+        self._last_position = last
+        self._log_end = log_end
         self._bound.looked(next_xid, running)
         self._reconnected = False
         self._remember(names)
@@ -433,7 +438,8 @@ class NotificationListener:
 
     def _wake_named(self) -> None:
         """Wake the queues, and requests, that notifications have named since the last call."""
-        names, self._named = self._named, set()
+        names = self._named
+        self._named = set()
         self._wake_queues(names)
         if self._told_of_requests:
             self._told_of_requests = False

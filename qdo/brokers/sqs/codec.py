@@ -123,7 +123,8 @@ def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPo
         return None
     try:
         name, place = json.loads(text)
-        bucket, key = place["s3BucketName"], place["s3Key"]
+        bucket = place["s3BucketName"]
+        key = place["s3Key"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if name not in (POINTER_CLASS, LEGACY_POINTER_CLASS):
@@ -336,8 +337,10 @@ def _content(
     text: str, given: Mapping[str, Mapping[str, Any]], group: str | None, own: bool
 ) -> _Content:
     if not given:  # the common case
-        body, pointer = text.encode(), None
-        key, headers = _group_key(group), None
+        body = text.encode()
+        pointer = None
+        key = _group_key(group)
+        headers = None
     else:
         key = _key(given, group)
         body, pointer = _body(text, given)

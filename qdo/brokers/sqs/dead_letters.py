@@ -190,7 +190,8 @@ class DeadLetterReceiver:
         return messages
 
     def release_held(self) -> None:
-        received, self._held = self._held, None
+        received = self._held
+        self._held = None
         if received is not None and received.until > self._clock():
             self.release(received)
 
@@ -353,7 +354,8 @@ class SqsDeadLetters(DeadLetterStore):
         return found
 
     def _remember(self, found: Iterable[FoundDeadLetter]) -> None:
-        self._seen, self._seen_at = {}, self._clock()
+        self._seen = {}
+        self._seen_at = self._clock()
         size = 0
         for each in found:
             size += len(each.record.body)

@@ -149,7 +149,8 @@ class Extensions:
         """Return the messages to extend now, and those that are no longer hidden."""
         # Those that are due soon are extended with the others in one call.
         soon = now + 0.1 * self._visibility
-        due, over = [], []
+        due = []
+        over = []
         for held in self._held.values():
             if held.until <= now:
                 over.append(held)

@@ -323,7 +323,8 @@ class SqsQueues:
         with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while
             tags = self._call("list_queue_tags", name).get("Tags", {})
             known = self._entry(name)
-            known.tags, known.tags_until = tags, self._until()
+            known.tags = tags
+            known.tags_until = self._until()
 
     def _settings(self, names: Sequence[str], strict: bool = True) -> dict[str, QueueAttributes]:
         """Return the attributes of queues by their full names, without unreadable ones."""
@@ -350,7 +351,8 @@ class SqsQueues:
         answer = self._call("get_queue_attributes", name, AttributeNames=["All"])
         facts = facts_of(answer.get("Attributes", {}), self._clock())
         known = self._entry(name)
-        known.facts, known.settings_until = facts, self._until()
+        known.facts = facts
+        known.settings_until = self._until()
         return facts
 
     def _until(self) -> float:

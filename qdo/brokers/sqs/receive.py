@@ -195,7 +195,9 @@ class ReceiveAttemptId:
     def next(self, now: float) -> str:
         """Return the id of the receive that is made now (clock time)."""
         if not self._id or now - self._since > KNOWN_SECONDS:
-            self._id, self._most, self._since = str(uuid.uuid4()), 0, now
+            self._id = str(uuid.uuid4())
+            self._most = 0
+            self._since = now
         return self._id
 
     def batch_size(self, wanted: int) -> int:

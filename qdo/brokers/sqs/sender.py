@@ -283,7 +283,8 @@ def _batches(ready: Sequence[_PreparedMessage]) -> Iterator[list[_PreparedMessag
     for each in ready:
         if batch and (len(batch) == BATCH or size + each.size > MAX_SQS_MESSAGE):
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(each)
         size += each.size
     if batch:

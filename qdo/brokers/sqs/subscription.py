@@ -114,7 +114,8 @@ class Poller:
 
     def raise_error(self) -> None:
         """Raise the error of the last poll, once."""
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
@@ -268,7 +269,8 @@ class Poller:
             self._holding.nothing_came(asked_at)
             if self._empty in LOOK_AT and not len(self._holding):
                 self._owner.begin(lambda: self._api.look(self._queue))
-        rung, self._rung = self._rung, False
+        rung = self._rung
+        self._rung = False
         empty = 0 if rung else self._empty
         self._pause_for(idle_backoff(empty, self._idle_seconds, self._timing.jitter()))
 
@@ -280,7 +282,8 @@ class Poller:
         self._poll_if_possible()
 
     def _end_pause(self) -> None:
-        pause, self._pause = self._pause, None
+        pause = self._pause
+        self._pause = None
         if pause is not None:
             pause.kill(block=False)
 

@@ -87,7 +87,8 @@ class VisibilityExtender:
 
     def stop(self) -> None:
         self._stopped = True
-        timer, self._timer = self._timer, None
+        timer = self._timer
+        self._timer = None
         if timer is not None:
             timer.kill(block=False)
 
@@ -183,11 +184,13 @@ class Deleter:
 
     def flush(self) -> None:
         """Delete all done messages; returns when each is deleted or undeletable."""
-        timer, self._timer = self._timer, None
+        timer = self._timer
+        self._timer = None
         if timer is not None:
             timer.kill(block=False)
         while self._waiting:
-            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+            batch = self._waiting[:BATCH]
+            self._waiting = self._waiting[BATCH:]
             self._delete(batch)
 
     def _delete(self, batch: list[InFlightMessage]) -> None:
