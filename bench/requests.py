@@ -28,7 +28,7 @@ from bench.support.processes import Program, ProgramError, cpu_seconds, tree
 from bench.support.statistics import Goal
 from qdo.app import App
 from qdo.brokers.registry import open_broker
-from qdo.brokers.requests import (NewRequest)
+from qdo.brokers.requests import NewRequest
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlServer
 

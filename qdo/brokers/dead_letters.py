@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
-from qdo.errors import FailureKind, QdoError, UnsupportedError
+from qdo.errors import FailureKind, QdoError
 from qdo.positions import LATEST_SECONDS
 from qdo.queues import name_error
 from qdo.refusals import failure_kind
@@ -198,35 +198,6 @@ class SqlDeadLetters(DeadLetterStore):
 
     def counts(self) -> dict[str, int]:
         return dict(self._read(self.queries[2]))
-
-
-class NoDeadLetters(DeadLetterStore):
-    """The store of a broker that cannot keep dead letters: it is empty."""
-
-    def __init__(self, broker: str, remedy: str) -> None:
-        self._broker = broker
-        self._remedy = remedy
-
-    def check(self) -> None:
-        """Raise nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def store(self, record: DeadLetterRecord) -> None:
-        raise self._unsupported()
-
-    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        return []
-
-    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        raise self._unsupported()
-
-    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        raise self._unsupported()
-
-    def _unsupported(self) -> UnsupportedError:
-        return UnsupportedError(broker=self._broker, what="keep dead letters", remedy=self._remedy)
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class MemoryStore:
             pass
 
     def changed(self) -> list[tuple[str, str]]:
-        found = CHANGED.all(self.connection, (self._seen,))
+        found = CHANGED.all(self.connection, {"seen": self._seen})
         self._seen = found[-1][0] if found else self._seen
         return [(app, name) for _, app, name in found]
 

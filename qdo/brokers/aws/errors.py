@@ -37,15 +37,8 @@ TOO_LATE = 408
 TOO_MANY = 429
 SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 
-_EXPIRED = {
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "TokenRefreshRequired",
-}
-_CLOCK = {
-    "RequestExpired",
-    "RequestTimeTooSkewed",
-}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+_CLOCK = {"RequestExpired", "RequestTimeTooSkewed"}
 # Prefixes of AWS messages about the clock that have a code of wrong credentials.
 _CLOCK_REASONS = ("Signature expired", "Signature not yet current")
 _CREDENTIALS = {

@@ -153,9 +153,7 @@ class SqliteBroker(GroupCommitBroker):
         return lambda transaction: send_with_options(transaction, messages, self.id_node)
 
     def reader(self, queue: str, after: int) -> EmbeddedReader:
-        tables = self.tables
-        name = check_queue_name(queue)
-        return EmbeddedReader(tables.reading, tables.path, tables.watch, tables.app, name, after)
+        return EmbeddedReader(self.tables, check_queue_name(queue), after)
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
         now = time.time()
@@ -227,14 +225,11 @@ class EmbeddedBroker(SqliteBroker):
         return self._writer.waiting
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
-        tables = self.tables
-        delays = DelayScheduler(tables, self._clock)
+        delays = DelayScheduler(self.tables, self._clock)
         while delays.step() == 0:
             pass  # due messages must be readable on return, also for a worker in burst
-        with translated(tables.path):
-            listener = CommitListener(
-                tables.reading, tables.path, tables.app, self._wakeups, wake, delays.step
-            )
+        with translated(self.tables.path):
+            listener = CommitListener(self.tables, self._wakeups, wake, delays.step)
         self._stops.append(listener.stop)
         return listener.stop
 

@@ -7,11 +7,12 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 
 from qdo.brokers.embedded.schema import Query
+from qdo.brokers.embedded.writer import EmbeddedTables
 from qdo.errors import DatabaseError
 from qdo.system.files import Rights
 from qdo.system.fork_guard import unforked
 from qdo.system.logs import RetryLog
-from qdo.system.sqlite import ReplacedFileCheck, translate
+from qdo.system.sqlite import translate
 from qdo.system.wakeup_pipes import PipeThread
 
 # Largest size of all bodies in one fetch. The first body may be larger.
@@ -33,26 +34,18 @@ Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
 log = logging.getLogger(__name__)
 # Time between looks without a wakeup: a sender may die between commit and wakeup.
 LOOK_SECONDS = 5.0
-CHANGED = Query("SELECT head, app, name FROM queues WHERE head > ? ORDER BY head", "itt")
+CHANGED = Query("SELECT head, app, name FROM queues WHERE head > :seen ORDER BY head", "itt")
 _NEWEST = Query("SELECT max(head) FROM queues", "I")
 
 
 class EmbeddedReader:
     __slots__ = ("_after", "_app", "_connection", "_id", "_name", "_path", "_watch")
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: str,
-        watch: ReplacedFileCheck,
-        app: str,
-        name: str,
-        after: int,
-    ) -> None:
-        self._connection = connection
-        self._path = path
-        self._watch = watch
-        self._app = app
+    def __init__(self, tables: EmbeddedTables, name: str, after: int) -> None:
+        self._connection = tables.reading
+        self._path = tables.path
+        self._watch = tables.watch
+        self._app = tables.app
         self._name = name
         self._after = after
         self._id: int | None = None
@@ -117,27 +110,22 @@ class CommitListener:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
-        path: str,
-        app: str,
+        tables: EmbeddedTables,
         wakeups: str,
         wake: Callable[[Iterable[str]], None],
         move: Callable[[], float | None],
     ) -> None:
-        self._connection = connection
-        self._path = path
-        self._app = app
+        self._tables = tables
         self._wake = wake
         self._move = move
-        self._retries = RetryLog(log, f"file {path}")
+        self._retries = RetryLog(log, f"file {tables.path}")
         # Before the look: no message after the look goes unnoticed.
-        self._pipe = PipeThread(wakeups, Rights.of(path), self._step_or_warn)
+        self._pipe = PipeThread(wakeups, Rights.of(tables.path), self._step_or_warn)
         try:
-            with unforked:
-                (newest,) = _NEWEST.only(connection)
-        except sqlite3.Error as error:
+            ((newest,),) = tables.read(_NEWEST)
+        except DatabaseError:
             self._pipe.stop()
-            raise translate(path, error) from error
+            raise
         self._seen: int = newest or 0
         self._pipe.start()
 
@@ -164,13 +152,8 @@ class CommitListener:
 
     def _changed(self) -> list[str]:
         names: list[str] = []
-        try:
-            with unforked:
-                changed = CHANGED.all(self._connection, (self._seen,))
-        except sqlite3.Error as error:
-            raise translate(self._path, error) from error
-        for head, app, name in changed:
+        for head, app, name in self._tables.read(CHANGED, seen=self._seen):
             self._seen = head
-            if app == self._app:
+            if app == self._tables.app:
                 names.append(name)
         return names

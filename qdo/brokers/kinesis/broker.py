@@ -16,7 +16,7 @@ from qdo.brokers.aws.broker import CLOSE_SECONDS, AwsBroker
 from qdo.brokers.aws.clients import make_calls, make_client
 from qdo.brokers.base import Capabilities, Outgoing, Reader, Subscription
 from qdo.brokers.catalog import Backlog, QueueCatalog
-from qdo.brokers.dead_letters import DeadLetterRecord, NoDeadLetters
+from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.kinesis.api import (
     METHODS,
     SEEKERS,
@@ -26,7 +26,7 @@ from qdo.brokers.kinesis.api import (
     StartPosition,
 )
 from qdo.brokers.kinesis.codec import MAX_BODY_BYTES
-from qdo.brokers.kinesis.dead_letters import NO_STORE_REMEDY, KinesisDeadLetters
+from qdo.brokers.kinesis.dead_letters import NO_STORE_REMEDY, KinesisDeadLetters, NoDeadLetters
 from qdo.brokers.kinesis.peek import PeekReader
 from qdo.brokers.kinesis.poller import ShardPoller
 from qdo.brokers.kinesis.positions import CHILD_START, FINISHED, POSITIONS, is_end, pack
@@ -147,7 +147,7 @@ class KinesisBroker(AwsBroker):
             self._writes, address, self.shards, self._source.record_bytes, self._stopped
         )
         self.catalog = KinesisCatalog(address, self.shards, self._peek, self._own_backlog)
-        self.dead_letters = NoDeadLetters("Kinesis", NO_STORE_REMEDY)
+        self.dead_letters = NoDeadLetters()
         if address.dead_letters is not None:
             self.dead_letters = KinesisDeadLetters(
                 address.place, *address.dead_letters, app, self._resend

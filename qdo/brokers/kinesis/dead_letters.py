@@ -22,7 +22,7 @@ from qdo.brokers.aws.clients import make_client
 from qdo.brokers.aws.errors import BOTO_ERRORS, code_of, is_not_found, translate, translation
 from qdo.brokers.dead_letters import DeadLetterRecord, DeadLetterStore, checked_fields
 from qdo.brokers.kinesis.positions import POSITIONS
-from qdo.errors import QdoError
+from qdo.errors import QdoError, UnsupportedError
 from qdo.system.native import run_parallel
 
 log = logging.getLogger(__name__)
@@ -172,6 +172,31 @@ class KinesisDeadLetters(DeadLetterStore):
 
 class _ForeignObjectError(AwsError):
     """{service} rejected {action} on {resource}: {code}: {reason}"""
+
+
+class NoDeadLetters(DeadLetterStore):
+    """The dead letters of an address without a place for them: there are none."""
+
+    def check(self) -> None:
+        """Raise nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def store(self, record: DeadLetterRecord) -> None:
+        raise self._unsupported()
+
+    def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
+        return []
+
+    def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
+        raise self._unsupported()
+
+    def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
+        raise self._unsupported()
+
+    def _unsupported(self) -> UnsupportedError:
+        return UnsupportedError(broker="Kinesis", what="keep dead letters", remedy=NO_STORE_REMEDY)
 
 
 def written(letter: DeadLetterRecord) -> bytes:

@@ -91,17 +91,6 @@ class ShardTip:
         return seconds + max(0.0, now - received_at)
 
 
-def proves_complete(
-    after: int, complete_until: float | None, now: float, retention: RetentionPeriod
-) -> bool:
-    """Return whether no message was missed although the record at `after` is gone."""
-    # Everything that arrived up to a known time was read. If the stream still keeps all records
-    # that are younger, the record at `after` is only too old: the shard received nothing for days.
-    # A stream that was created after the known time is another stream of the same name.
-    known = max(time_of_position(time_in(after)), complete_until or 0.0)
-    return retention.since <= known and now < known + retention.seconds
-
-
 class ShardPoller:
     """Decides how to read one shard after a position.
 
@@ -218,7 +207,12 @@ class ShardPoller:
         return self.tip.complete_until(None if self._beginning is None else self._beginning.time)
 
     def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
-        return proves_complete(self.after, self.complete_until, now, retention)
+        """Return whether no message was missed although the record at `after` is gone."""
+        # Everything that arrived up to a known time was read. If the stream still keeps all records
+        # that are younger, the record at `after` is only too old: the shard received nothing for
+        # days. A stream that was created after that time is another stream of the same name.
+        known = max(time_of_position(time_in(self.after)), self.complete_until or 0.0)
+        return retention.since <= known and now < known + retention.seconds
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
         """Return the age of the oldest message that is not processed, None if unknown."""

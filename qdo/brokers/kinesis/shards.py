@@ -113,12 +113,10 @@ class Shards:
                 " `qdo queues` lists"
             )
         if shard.closed:
-            raise closed_error(self._address.stream, name)
+            stream = self._address.stream
+            raise UsageError(
+                reason=f"shard {name!r} of stream {stream!r} is closed, because it was split or"
+                f" merged; send to {stream!r}, which chooses a shard by the key, or to one of its"
+                " child shards"
+            )
         return shard
-
-
-def closed_error(stream: str, name: str) -> UsageError:
-    return UsageError(
-        reason=f"shard {name!r} of stream {stream!r} is closed, because it was split or merged;"
-        f" send to {stream!r}, which chooses a shard by the key, or to one of its child shards"
-    )

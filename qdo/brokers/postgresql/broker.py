@@ -23,12 +23,14 @@ from qdo.brokers.postgresql.reader import END, Fetches, PostgresqlReader, Postgr
 from qdo.brokers.postgresql.requests import PostgresqlRequests
 from qdo.brokers.postgresql.streams import PostgresqlStreams
 from qdo.brokers.postgresql.writer import (
+    ARRAYS,
     UNKNOWN,
     Change,
     PostgresqlWriter,
-    SendWork,
-    StageWork,
     Work,
+    arrays_of,
+    execute_within,
+    send_work,
 )
 from qdo.brokers.streams import check_deletable
 from qdo.encryption.marks import IdMarks
@@ -292,14 +294,17 @@ class PostgresqlBroker(GroupCommitBroker):
             self.checked_size(message)
         if not messages:
             return []
-        stage = StageWork(self._address, self._app, messages, self._marks(), self.id_node)
-        return stage.run(connection)
+        statement = f"SELECT {self._address.schema}.stage(%s, %s, {ARRAYS})"
+        arrays = arrays_of(messages, self._marks(), with_ids=True)
+        execute_within(connection, self._address, statement, (self.id_node, self._app, *arrays))
+        ids: list[str] = arrays[4]
+        return ids
 
     def _append(self, messages: Sequence[Outgoing]) -> Work:
         return messages
 
     def _send(self, messages: Sequence[Outgoing]) -> Work:
-        work = SendWork(self._address.schema, self._app, messages, self._marks())
+        work = send_work(self._address.schema, self._app, messages, self._marks())
         return Change(work, frozenset(message.queue for message in messages), UNKNOWN)
 
     def _marks(self) -> IdMarks | None:

@@ -400,41 +400,18 @@ def columns(messages: Sequence[Outgoing]) -> tuple[Any, Any, Any, list[bytes]]:
     )
 
 
-class SendWork:
-    """Sends messages with options, in the given order; its result is their ids."""
+def send_work(
+    schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
+) -> Callable[[PostgresqlConnection], list[str]]:
+    """Return what sends messages with options, in the given order, and returns their ids."""
+    statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"
+    parameters = (app, *arrays_of(messages, marks), None)
 
-    def __init__(
-        self, schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
-    ) -> None:
-        self._statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"
-        self._parameters = (app, *arrays_of(messages, marks), None)
-
-    def __call__(self, connection: PostgresqlConnection) -> list[str]:
-        (ids,) = connection.execute(self._statement, self._parameters).fetchone() or ([],)
+    def work(connection: PostgresqlConnection) -> list[str]:
+        (ids,) = connection.execute(statement, parameters).fetchone() or ([],)
         return list(ids)
 
-
-class StageWork:
-    """Sends messages when a transaction of the app commits; its result is their ids."""
-
-    def __init__(
-        self,
-        address: SchemaAddress,
-        app: str,
-        messages: Sequence[Outgoing],
-        marks: IdMarks | None,
-        node: int,
-    ) -> None:
-        self._address = address
-        self._statement = f"SELECT {address.schema}.stage(%s, %s, {ARRAYS})"
-        arrays = arrays_of(messages, marks, with_ids=True)
-        self._ids: list[str] = arrays[4]
-        self._parameters = (node, app, *arrays)
-
-    def run(self, connection: Any) -> list[str]:
-        """Keep the messages in the transaction of a connection; return their ids."""
-        execute_within(connection, self._address, self._statement, self._parameters)
-        return self._ids
+    return work
 
 
 def execute_within(

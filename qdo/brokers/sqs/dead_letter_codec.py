@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qdo.brokers.aws.address import BodyPointer
@@ -59,19 +59,7 @@ class FoundDeadLetter:
         return SQS_POSITIONS.message_id(self.record.position, 0)
 
     def entry(self) -> DeadLetterEntry:
-        record = self.record
-        return DeadLetterEntry(
-            queue=record.queue,
-            position=record.position,
-            key=record.key,
-            headers=record.headers,
-            error=record.error,
-            attempts=record.attempts,
-            worker=record.worker,
-            fence=record.fence,
-            dead_at=record.dead_at,
-            body_bytes=self.body_bytes,
-        )
+        return replace(self.record.entry(), body_bytes=self.body_bytes)
 
 
 def digest(letter: DeadLetterRecord, more: str = "") -> str:

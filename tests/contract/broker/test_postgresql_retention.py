@@ -16,7 +16,7 @@ import pytest
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql.listener import NotificationListener
 from qdo.brokers.postgresql.reader import Fetch
-from qdo.brokers.postgresql.writer import SendWork
+from qdo.brokers.postgresql.writer import send_work
 from qdo.brokers.registry import open_broker
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QueueNotEmptyError
@@ -244,7 +244,7 @@ def test_workers_delete_deduplication_keys(broker: Broker, sql: Session) -> None
     wait_until(lambda: sql.execute(count).fetchone() == (0,), "a listener deletes all")
     with sql.transaction():
         before = sql.execute(READ).fetchone()  # of transactions that the server has not counted yet
-        SendWork("qdo", "app", [Outgoing("a", b"1", terms=SendOptions(dedup_key="k"))], None)(sql)  # type: ignore[arg-type]
+        send_work("qdo", "app", [Outgoing("a", b"1", terms=SendOptions(dedup_key="k"))], None)(sql)  # type: ignore[arg-type]
         assert sql.execute(READ).fetchone() == before
 
 
