@@ -343,10 +343,8 @@ class Broker(abc.ABC):
     def was_away(self, since: float) -> bool:
         """Return whether the broker is away, or was at some time since an attempt began.
 
-        The attempt has failed, perhaps because it uses the same server. False where the broker is a
-        file, and where only a question that costs something would tell.
-
-        :param since: of `qdo.system.clock`, in seconds.
+        :param since: of `qdo.system.clock`, in seconds. The attempt has failed, perhaps because it
+            uses the same server. False for a file, and where only a costly call would tell.
         """
         return False
 
@@ -356,8 +354,8 @@ class Broker(abc.ABC):
     def release(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - optional
         """Make messages receivable again that a dead process held.
 
-        :param held: queue and receipt of each. A receipt that is no longer valid is skipped. One
-            that begins with `OPEN_POLL` means that the process had a poll open.
+        :param held: queue and receipt of each, where invalid ones are skipped. One that begins with
+            `OPEN_POLL` means that the process had a poll open.
         """
 
     @abc.abstractmethod

@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from qdo.encoding import ID, RETRIED, parsed, with_header
@@ -44,19 +44,9 @@ class DeadLetterRecord:
     """Unix time in seconds."""
 
     def entry(self) -> DeadLetterEntry:
-        """Return the dead letter without its body and traceback."""
-        return DeadLetterEntry(
-            queue=self.queue,
-            position=self.position,
-            key=self.key,
-            headers=self.headers,
-            error=self.error,
-            attempts=self.attempts,
-            worker=self.worker,
-            fence=self.fence,
-            dead_at=self.dead_at,
-            body_bytes=len(self.body),
-        )
+        names = [each.name for each in fields(DeadLetterEntry)[:-1]]
+        shared = {name: getattr(self, name) for name in names}
+        return DeadLetterEntry(**shared, body_bytes=len(self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +215,6 @@ def _dated(letter: _Letter) -> _Letter:
 
 
 def _with_date(seconds: float) -> float:
-    """Return the nearest Unix time that has a date, 0.0 for NaN."""
     return min(max(0.0, seconds), LATEST_SECONDS - 1)
 
 

@@ -38,8 +38,6 @@ GROUP_BYTES = 16 * 1024 * 1024
 
 
 class GroupedCall(Generic[W]):
-    """The work of one caller, and its result."""
-
     __slots__ = ("_done", "_error", "_result", "size", "work")
 
     def __init__(self, work: W, size: int, done: Settable) -> None:
@@ -50,12 +48,10 @@ class GroupedCall(Generic[W]):
         self._error: BaseException | None = None
 
     def finish(self, result: Any) -> None:
-        """Let the caller continue with a result."""
         self._result = result
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error where the call was made."""
         self._error = error
         self._done.set()
 
@@ -91,7 +87,6 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     @property
     def waiting(self) -> int:
-        """Number of calls that have not ended."""
         return self._begun - self._ended_calls
 
     def call(self, work: W, size: int = 0) -> Any:
@@ -217,7 +212,6 @@ class GroupCommitBroker(Broker):
 
     @property
     def commits(self) -> int:
-        """How many transactions this broker object has committed."""
         return self._writer.commits
 
     @abc.abstractmethod

@@ -122,10 +122,7 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
-        """Return a request, None if it does not exist.
-
-        :param whole: with its body; a result is always there.
-        """
+        """Return a request, None without one; `whole` with its body, always with its result."""
 
     @abc.abstractmethod
     def records(
@@ -162,9 +159,7 @@ class RequestStore(abc.ABC):
     def expire(self, failed: Sequence[str] = ()) -> int:
         """Delete requests that are over and past `until`, at most 1,000; return their number.
 
-        Those that have failed stay.
-
-        :param failed: ids: delete those of them that have failed, and nothing else.
+        :param failed: ids: delete those of them that have failed, and nothing else. Others stay.
         """
 
     @abc.abstractmethod

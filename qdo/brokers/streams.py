@@ -88,7 +88,6 @@ class ShardMap(NamedTuple):
 
     @classmethod
     def of(cls, shards: Iterable[tuple[str, str]]) -> ShardMap:
-        """Return the map of shards, each with the beginning of its range and its queue."""
         known = sorted(shards)
         return cls([low for low, _ in known], [queue for _, queue in known])
 
@@ -231,7 +230,6 @@ def check_ranges(shards: Sequence[StreamShard]) -> None:
 
 
 def find_shard(shards: Iterable[StreamShard], queue: str) -> StreamShard:
-    """Return the shard of a name; raise NotFoundError without one."""
     for each in shards:
         if each.queue == queue:
             return each

@@ -193,7 +193,6 @@ def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> No
 
 
 def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> int | None:
-    """Return the format of the schema, None without one."""
     query = "SELECT to_regclass(%s)"
     (exists,) = connection.execute(query, (f"{address.schema}.about",)).fetchone() or (None,)
     if exists is None:

@@ -302,6 +302,7 @@ class PostgresqlSession:
     """A connection that is opened at first use, and again when it was lost. For one thread.
 
     :param prepare: called with each new connection.
+    :ivar connection: the open one, None without one.
     """
 
     # Behind a pooler, settings of a session would stay for other clients. The functions of the
@@ -316,7 +317,7 @@ class PostgresqlSession:
         self._address = address
         self._make_poll = make_poll
         self._prepare = prepare
-        self._connection: PostgresqlConnection | None = None
+        self.connection: PostgresqlConnection | None = None
         self._role = ""
 
     def run(self, act: Callable[[PostgresqlConnection], T], *, writes: bool = False) -> T:
@@ -345,9 +346,9 @@ class PostgresqlSession:
             raise translated(self._address, error, self._role) from error
 
     def _open(self) -> PostgresqlConnection:
-        if self._connection is not None and _has_ended(self._connection, self._make_poll()):
+        if self.connection is not None and _has_ended(self.connection, self._make_poll()):
             self.close()
-        if self._connection is None:
+        if self.connection is None:
             connection = connect(self._address, self._make_poll)
             self._role = connection.info.user
             try:
@@ -357,17 +358,13 @@ class PostgresqlSession:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
-        return self._connection
-
-    @property
-    def connection(self) -> PostgresqlConnection | None:
-        return self._connection
+            self.connection = connection
+        return self.connection
 
     def close(self) -> None:
         """Close the connection; the next call of `run` opens it again."""
-        connection = self._connection
-        self._connection = None
+        connection = self.connection
+        self.connection = None
         if connection is not None:
             connection.close()
 
@@ -403,7 +400,6 @@ def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> 
 
 
 def _login_error(address: SchemaAddress, error: psycopg.Error, reason: str) -> QdoError:
-    """Return the qdo error for an error that libpq itself reports."""
     server = address.server
     pgconn = error.pgconn
     if _RIGHT.search(reason) and pgconn is not None:
@@ -446,6 +442,5 @@ def _quoted(role: str) -> str:
 
 
 def _reason(error: psycopg.Error) -> str:
-    """Return the cause as one line."""
     text = error.diag.message_primary or str(error) or type(error).__name__
     return printable(" ".join(text.split()))

@@ -36,7 +36,6 @@ class ServiceAddress:
 
 
 def _split(url: str, form: str) -> tuple[str, str, dict[str, str]]:
-    """Return region, name and options of a URL."""
     if "@" in url.partition("?")[0]:
         raise _fault(
             f"an address must not contain credentials: write {form}, and set them where boto3 "

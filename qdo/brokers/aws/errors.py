@@ -139,7 +139,6 @@ _PERMISSIONS = {
 
 
 def permission(service: str, operation: str) -> str:
-    """Return the permission that an operation needs in a policy."""
     if service == "sqs":
         return operation.removesuffix("Batch")
     return _PERMISSIONS.get(operation, operation) if service == "s3" else operation
@@ -162,7 +161,6 @@ def is_not_found(error: BaseException) -> bool:
 
 
 def _is_bare_404(error: BaseException) -> bool:
-    """Return whether a response has the status 404 instead of a code of AWS."""
     return code_of(error) == "404"
 
 
@@ -193,7 +191,6 @@ def translate(place: ServiceAddress, what: str, name: str) -> Iterator[None]:
 
 
 def translation(error: BaseException, place: ServiceAddress, what: str, name: str) -> QdoError:
-    """Return the qdo error for a boto3 error; see `translate`."""
     service = SERVICES.get(place.service, place.service)
     if isinstance(error, boto.ClientError):
         return _of_answer(error, place, service, what, name)
@@ -251,7 +248,6 @@ def _unreachable(place: ServiceAddress, service: str, reason: str) -> AwsUnreach
 
 @functools.cache
 def regions() -> tuple[str, ...]:
-    """Return the regions that this version of boto3 knows."""
     session = boto3.Session()
     found = {
         region

@@ -37,8 +37,6 @@ _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 class NotAnAwsResponseError(boto.HTTPClientError):  # type: ignore[misc]
-    """The answer did not come from AWS."""
-
     fmt = "received a response with status {status} that is not from AWS: {shown}"
 
 

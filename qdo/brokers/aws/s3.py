@@ -49,7 +49,6 @@ class Objects:
         )
 
     def is_ours(self, pointer: BodyPointer) -> bool:
-        """Return whether a pointer may be followed."""
         return pointer.bucket == self._bucket and pointer.key.startswith(self._prefix)
 
     def put(self, queue: str, body: bytes) -> BodyPointer:

@@ -179,7 +179,6 @@ class SqliteBroker(GroupCommitBroker):
         self._writer.run(lambda transaction: delete(transaction, queue, last))
 
     def _log_ahead(self, position: int) -> None:
-        """Log once that messages are dated ahead; positions never decrease."""
         if not self._logged_ahead:
             self._logged_ahead = True
             log.warning(

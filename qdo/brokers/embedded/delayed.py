@@ -119,7 +119,6 @@ def _store(
 
 
 def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
-    """Store a delayed message."""
     # It has no position yet, so its id is random.
     queue = transaction.tail_for(message).id
     execute = transaction.connection.execute

@@ -89,7 +89,6 @@ class FairWriteLock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -154,7 +153,7 @@ class Transaction:
         self.connection = connection
         self.rings = False
         self.wakes_takers = False
-        self._app = app
+        self.app = app
         self._clock = clock
         self._began = clock()
         self._max_queues = max_queues
@@ -191,7 +190,7 @@ class Transaction:
         if stream is None:
             return self.tail(name)
         if (known := self._maps.get(stream)) is None:
-            rows = _OPEN_SHARDS.all(self.connection, (self._app, stream))
+            rows = _OPEN_SHARDS.all(self.connection, (self.app, stream))
             known = self._maps[stream] = ShardMap.of(rows)
         if not known.queues:
             return self.tail(name)
@@ -204,10 +203,6 @@ class Transaction:
         # Of two messages with the same due time, the second must not be sent at once while the
         # first is delayed.
         return self._began
-
-    @property
-    def app(self) -> str:
-        return self._app
 
     def new_id(self, message: Outgoing) -> str:
         """Return the id of a delayed message, which has no position yet."""
@@ -241,15 +236,15 @@ class Transaction:
         tail = self._find(name)
         if tail is None:
             self._check_room(name)
-            self.connection.execute(_ADD_QUEUE, (self._app, name))
-            found = _FIND_QUEUE.only(self.connection, (self._app, name))
+            self.connection.execute(_ADD_QUEUE, (self.app, name))
+            found = _FIND_QUEUE.only(self.connection, (self.app, name))
             tail = self._tails[name] = Tail(*found)
         return tail
 
     def _find(self, name: str) -> Tail | None:
         tail = self._tails.get(name) or self._shards.get(name)
         if tail is None:
-            found = _FIND_QUEUE.first(self.connection, (self._app, name))
+            found = _FIND_QUEUE.first(self.connection, (self.app, name))
             if found is None:
                 return None
             tail = Tail(*found)
@@ -257,7 +252,6 @@ class Transaction:
         return tail
 
     def exists(self, name: str) -> bool:
-        """Return whether the app has a queue."""
         return self._find(name) is not None
 
     def make_shard(self, name: str, root: int | None) -> int:
@@ -276,7 +270,7 @@ class Transaction:
         (largest,) = _LARGEST_ID.only(self.connection)
         if largest < self._max_queues:
             return
-        (count,) = _COUNT_QUEUES.only(self.connection, (self._app,))
+        (count,) = _COUNT_QUEUES.only(self.connection, (self.app,))
         if count >= self._max_queues:
             raise QueueLimitError(queue=queue, limit=self._max_queues)
 

@@ -98,8 +98,6 @@ class GetIterator:
 
 @dataclass(frozen=True, slots=True)
 class GetRecords:
-    """Ask for the records at an iterator, at most `limit`."""
-
     iterator: str
     limit: int
 
@@ -161,7 +159,6 @@ class StartPosition:
         return GetIterator("TRIM_HORIZON")
 
     def words(self) -> str:
-        """Return a description of the first message that is read."""
         if isinstance(self.kind, float):
             return f"the first message after {format_position(position_of_time(self.kind))}"
         if self.inherits:
@@ -191,7 +188,6 @@ class ShardReadLimiter:
         return 0.0
 
     def forget(self, shard: str) -> None:
-        """Drop a shard that this process no longer reads."""
         with self._lock:
             self._next.pop(shard, None)
 
@@ -241,7 +237,6 @@ class KinesisApi:
         )
 
     def record_bytes(self) -> int:
-        """Return the largest size of a record in the stream."""
         return int(self._summary().get("MaxRecordSizeInKiB") or 1024) * 1024
 
     def _summary(self) -> Mapping[str, Any]:

@@ -174,7 +174,6 @@ class KinesisBroker(AwsBroker):
             return self._sender.send(messages)
 
     def _resend(self, letter: DeadLetterRecord) -> int:
-        """Send a dead letter again and return its new position."""
         # The shard of its key takes it where its own shard is closed.
         shard = self.shards.find(letter.queue)
         target = letter.queue if shard is not None and not shard.closed else self.address.stream

@@ -138,7 +138,6 @@ class KinesisDeadLetters(DeadLetterStore):
                         yield str(found["Key"])
 
     def _read(self, name: str) -> DeadLetterRecord | None:
-        """Return a dead letter, None when it does not exist."""
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=name)
             text: bytes = answer["Body"].read()
@@ -200,7 +199,6 @@ class NoDeadLetters(DeadLetterStore):
 
 
 def written(letter: DeadLetterRecord) -> bytes:
-    """Return the JSON of a dead letter, its body in base64."""
     fields = asdict(letter)
     # Store it as text: few JSON parsers accept integers of 80 digits.
     fields["position"] = str(letter.position)

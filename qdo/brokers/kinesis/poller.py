@@ -97,6 +97,7 @@ class ShardPoller:
     :param after: position of the last message taken.
     :param pause_seconds: from one read to the next.
     :param dice: returns a random number from 0 to 1.
+    :ivar ended: whether the shard was read to its end.
     :ivar has_position: whether the shard has the record at `after`, or only later ones. None
         before the first record.
     :ivar throttled: number of throttled calls.
@@ -127,16 +128,12 @@ class ShardPoller:
         self._sought: int | None = None
         self._trimmed_position = 0
         self._record_limit = self._asked_for = FIRST_RECORDS
-        self._ended = is_end(after)
+        self.ended = is_end(after)
         self._paused_seconds = 0.0
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
 
     def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
         """Return the next call, for at most `most` records, to be made once `due_in` is 0."""
-        if self._ended:
+        if self.ended:
             return None
         if self._iterator is not None:
             self._asked_for = min(self._record_limit, most)
@@ -172,7 +169,7 @@ class ShardPoller:
         self._iterator = None if answer.cut else answer.next_iterator
         self.consecutive_errors = self.failures = 0
         self.tip.records_received(answer, self._asked_for, now)
-        self._ended = answer.next_iterator is None and not answer.cut
+        self.ended = answer.next_iterator is None and not answer.cut
         self._pause(now, max(self._pause_seconds, answer.size / READ_BYTES_PER_SECOND))
         if answer.records:
             by_size = ANSWER_BYTES // max(1, answer.size // answer.records)
@@ -219,7 +216,7 @@ class ShardPoller:
         # `oldest` is the position of the oldest message that was taken and is not finished.
         if oldest is not None:
             return max(0.0, now - time_of_position(time_in(oldest)))
-        return 0.0 if self._ended else self.tip.behind_seconds(now)
+        return 0.0 if self.ended else self.tip.behind_seconds(now)
 
     def call_throttled(self, now: float) -> float:
         """Back off after a throttled call; return the delay in seconds."""
@@ -257,7 +254,7 @@ class ShardPoller:
 
     def finish(self) -> None:
         """Treat the shard as read to its end: it no longer exists."""
-        self._ended = True
+        self.ended = True
 
     def due_in(self, now: float) -> float:
         """Return the seconds until the next call may be made at `now`, a Unix time."""

@@ -48,7 +48,6 @@ class KinesisAddress:
 
 
 def kinesis_address(url: str) -> KinesisAddress:
-    """Parse a URL ``kinesis://REGION/STREAM?...``."""
     region, stream, options = _split(url, _KINESIS_FORM)
     if not _STREAM.fullmatch(stream):
         raise _fault(

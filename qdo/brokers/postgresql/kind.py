@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,11 +48,8 @@ def _create(url: str, partition_seconds: int) -> bool:
 
 def _in_session(url: str, work: Callable[[Any], Any]) -> Any:
     address, session, _ = _loaded(url)
-    opened = session.PostgresqlSession(address)
-    try:
+    with contextlib.closing(session.PostgresqlSession(address)) as opened:
         return opened.run(work)
-    finally:
-        opened.close()
 
 
 def _grants(url: str, role: str, kind: str) -> list[str]:

@@ -118,10 +118,6 @@ class SqsCatalog(QueueCatalog):
     def order(self, queue: str) -> Order:
         return "queue" if queue.endswith(FIFO) else "none"
 
-    def attributes(self, queue: str) -> QueueAttributes:
-        """Return a queue's retention, redrive policy, and counts that may be old."""
-        return self._queues.settings(queue)
-
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
         return advice(self._queues.settings_of(list(policies)), policies)
 
@@ -218,17 +214,17 @@ class SqsBroker(AwsBroker):
         unconfirmed: Sequence[str],
         on_lost: Callable[[int], None],
     ) -> Subscription:
-        if self._consumer is None:
-            self._consumer = self._make_consumer()
-        return self._consumer.subscribe(queue, after, unconfirmed, on_lost)
+        return self._opened_consumer().subscribe(queue, after, unconfirmed, on_lost)
 
     def attach_receipt_store(self, receipts: ReceiptHandleStore) -> None:
         self._receipts = receipts
 
     def release(self, held: Sequence[tuple[str, str]]) -> None:
-        if self._consumer is None:
-            self._consumer = self._make_consumer()
-        self._consumer.release(held)
+        self._opened_consumer().release(held)
+
+    def _opened_consumer(self) -> SqsConsumer:
+        self._consumer = self._consumer or self._make_consumer()
+        return self._consumer
 
     def _make_consumer(self) -> SqsConsumer:
         # Import late: senders do without gevent.

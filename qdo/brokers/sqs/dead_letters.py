@@ -92,7 +92,6 @@ class ReceivedBatch:
         yield from sorted(found, key=lambda each: (each.record.dead_at, each.record.position))
 
     def receipts(self) -> list[tuple[str, str]]:
-        """Return (URL, receipt) of all messages."""
         copies = (copy for each in self.letters.values() for copy in each.values())
         return [(url, found.receipt) for url, found in copies] + self.others
 
@@ -101,7 +100,6 @@ class ReceivedBatch:
         return list(self.letters.pop(place, {}).values())
 
     def put_back(self, copies: Iterable[Copy]) -> None:
-        """Add copies that were taken out to the batch again."""
         for url, found in copies:
             self.letters.setdefault(found.place, {})[found.receipt] = (url, found)
 
@@ -364,7 +362,6 @@ class SqsDeadLetters(DeadLetterStore):
             self._seen[each.place] = each
 
     def _whole(self, found: FoundDeadLetter) -> DeadLetterRecord:
-        """Return a dead letter with its body, from SQS or from S3."""
         if found.pointer is None:
             return found.record
         body = None
@@ -430,7 +427,6 @@ class SqsDeadLetters(DeadLetterStore):
         return list(map(bool, taken))
 
     def close(self) -> None:
-        """Release received dead letters."""
         with self._lock:
             self._receiver.release_held()
 

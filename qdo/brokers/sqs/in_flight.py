@@ -73,6 +73,7 @@ class MemoryBudget:
     :param most: see `HELD_BYTES`.
     :ivar held: bytes of messages that are held or expected.
     :ivar queues: number of queues that share it.
+    :ivar typical: the mean message size of the last answer with messages, of any queue.
     """
 
     # A queue receives any number of messages while the budget allows. After that it receives only
@@ -80,19 +81,13 @@ class MemoryBudget:
 
     def __init__(self, most: int = HELD_BYTES) -> None:
         self._most = most
-        self._typical = FIRST_BYTES
+        self.typical = FIRST_BYTES
         self.held = 0
         self.queues = 0
 
-    @property
-    def typical(self) -> float:
-        """The mean message size of the last answer with messages, of any queue."""
-        return self._typical
-
     def learn(self, messages: Sequence[Received]) -> float:
-        """Return the mean message size of an answer that has messages."""
-        self._typical = sum(len(each.body) for each in messages) / len(messages)
-        return self._typical
+        self.typical = sum(len(each.body) for each in messages) / len(messages)
+        return self.typical
 
     def room(self, size: float, has: int) -> int:
         """Return how many messages of about `size` a queue that `has` some may receive; 0: wait."""
@@ -103,11 +98,9 @@ class MemoryBudget:
         return max(free, missing, 0 if has else 1)
 
     def took(self, size: int) -> None:
-        """Count bytes as held or expected."""
         self.held += size
 
     def freed(self, size: int) -> None:
-        """Stop counting bytes."""
         self.held -= size
 
 
@@ -138,7 +131,6 @@ class Extensions:
             held.extend_at = until  # SQS would reject an extension
 
     def extended(self, held: InFlightMessage, asked_at: float) -> None:
-        """Record that a call at `asked_at` extended a message."""
         self.hide(held, asked_at + self._visibility)
 
     def next_at(self) -> float:
@@ -278,7 +270,6 @@ class InFlightMessages:
         return gone
 
     def confirmed(self, held: InFlightMessage) -> None:
-        """Drop a message that SQS has deleted."""
         self._forget(held)
         self._unconfirmed.pop(_name(held), None)
 
@@ -288,7 +279,6 @@ class InFlightMessages:
         self.in_doubt()
 
     def released(self, held: InFlightMessage) -> None:
-        """Drop a message that SQS makes visible again."""
         self._forget(held)
 
     def _forget(self, held: InFlightMessage) -> None:
@@ -303,7 +293,6 @@ class InFlightMessages:
             del self._order[at]
 
     def rows(self, after: int, limit: int) -> list[Row]:
-        """Return the rows behind a position that are not done."""
         start = bisect_right(self._order, after)
         return [self._held[position].row for position in self._order[start : start + limit]]
 
@@ -344,7 +333,6 @@ class InFlightMessages:
         return tuple(self._unconfirmed)[-MOST_UNCONFIRMED:]
 
     def undone(self) -> list[InFlightMessage]:
-        """Return the messages that are held and not done, in the order of receipt."""
         return [self._held[position] for position in self._order]
 
 

@@ -105,8 +105,6 @@ def _redrive_of(policy: str | None) -> Redrive | None:
 
 @dataclass(slots=True)
 class _Known:
-    """The cached properties of a queue."""
-
     url: str | None = None
     facts: QueueAttributes | None = None
     settings_until: float = -math.inf
@@ -146,7 +144,6 @@ class SqsQueues:
         return self.url_of(self.full_name(queue), self._address.create if create else "none")
 
     def url_of(self, name: str, create: str = "none") -> str:
-        """Return the URL of a queue by its full name; see `url`."""
         url = self._entry(name).url
         if url is not None:
             return url
@@ -165,12 +162,10 @@ class SqsQueues:
         return url
 
     def forget(self, name: str) -> None:
-        """Drop the cached properties of a deleted queue, by its full name."""
         with self._lock:
             self._known.pop(name, None)
 
     def forget_queue(self, queue: str) -> None:
-        """Do as `forget` for a queue by its name without the prefix."""
         self.forget(self.full_name(queue))
 
     def _forget_all_but(self, names: Iterable[str]) -> None:
@@ -211,12 +206,13 @@ class SqsQueues:
     def names(self, *, strict: bool = True) -> list[str]:
         """Return the names of all queues, without the prefix, in order.
 
-        Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
-        the tag of the address, and names that are not allowed for znodes.
-
         :param strict: raise an error if SQS does not return the attributes of a queue now. Without
             it, the target of that queue's redrive policy may be listed, which no worker may take.
         """
+        # Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
+        # the tag of the address, and names that are not allowed for znodes.
+        # Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
+        # the tag of the address, and names that are not allowed for znodes.
         listed = self._listed()
         self._forget_all_but(listed)
         found = [name for name in listed if name not in self._address.letter_queues]
@@ -236,7 +232,6 @@ class SqsQueues:
             pass  # SQS answers, and a sender needs no permission to list
 
     def _wanted(self, count: int) -> dict[str, Any]:
-        """Return the parameters of ListQueues."""
         prefix = self._address.prefix
         return {"MaxResults": count} | ({"QueueNamePrefix": prefix} if prefix else {})
 
@@ -289,7 +284,6 @@ class SqsQueues:
         return self._read(self.full_name(queue)).waiting
 
     def counts_of(self, name: str) -> QueueAttributes:
-        """Do as `counts` for a queue by its full name."""
         self._counted.add(name)
         max_age = max(COUNTS_SECONDS, len(self._counted) / COUNTS_PER_SECOND)
         facts = self._entry(name).facts

@@ -207,7 +207,6 @@ class ReceiveAttemptId:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a receive has no answer yet."""
         return bool(self._id)
 
     def answered(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gevent
@@ -21,9 +22,9 @@ from qdo.brokers.sqs.visibility import (
     RETRY_BACKOFF,
     ConsumedQueue,
     Deleter,
-    Releaser,
     Timing,
     VisibilityExtender,
+    release,
 )
 from qdo.errors import UnreachableError
 from qdo.positions import time_of_position
@@ -113,7 +114,6 @@ class Poller:
         budget.queues += 1
 
     def raise_error(self) -> None:
-        """Raise the error of the last poll, once."""
         error = self._error
         self._error = None
         if error is not None:
@@ -144,7 +144,6 @@ class Poller:
             self._poll_if_possible()
 
     def close(self) -> None:
-        """Stop polling."""
         self._closed = True
         self._wanted = False
         self._budget.queues -= 1
@@ -201,7 +200,6 @@ class Poller:
         return self._budget.typical if self._size is None else self._size
 
     def _how_many(self) -> int:
-        """Return how many messages to receive, when it is the poll's turn."""
         if self._closed:
             return 0
         most = self._attempts.batch_size(min(BATCH, max(1, self._room())))
@@ -232,7 +230,6 @@ class Poller:
         self._holding.in_doubt()
 
     def _expect(self, size: int) -> None:
-        """Count the bytes that the open poll may bring as held."""
         self._budget.freed(self._expected)
         self._budget.took(size)
         self._expected = size
@@ -313,7 +310,7 @@ class SqsSubscription(Subscription):
         consumed = ConsumedQueue(queue, api, holding, self.begin, timing)
         self._deletes = Deleter(consumed, self._check_confirmed)
         self._extensions = VisibilityExtender(consumed, choose=self._choose, lose=self._lose)
-        self._release = Releaser(consumed).release
+        self._release = partial(release, consumed)
 
     def reader(self, after: int) -> SqsReader:
         return SqsReader(self.fetch, after)
@@ -422,7 +419,6 @@ class SqsSubscription(Subscription):
         return taken.fresh
 
     def _choose(self, due: Sequence[InFlightMessage]) -> Sequence[InFlightMessage]:
-        """Return the due messages whose visibility timeout to extend."""
         return self._keep_what_runs(due) if due and not self.may_start() else due
 
     def _keep_what_runs(self, due: Sequence[InFlightMessage]) -> list[InFlightMessage]:

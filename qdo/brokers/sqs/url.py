@@ -69,7 +69,6 @@ class SqsAddress:
 
 
 def sqs_address(url: str) -> SqsAddress:
-    """Parse a URL ``sqs://REGION/PREFIX?...``."""
     region, prefix, options = _split(url, _SQS_FORM)
     if not _SQS_NAME.fullmatch(prefix) or len(prefix) >= MAX_SQS_NAME:
         raise _fault(

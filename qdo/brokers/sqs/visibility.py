@@ -44,7 +44,6 @@ class ConsumedQueue:
     timing: Timing
 
     def pause(self, failures: int) -> None:
-        """Wait before the next attempt of a failed call."""
         gevent.sleep(RETRY_BACKOFF.delay(failures, self.timing.jitter()))
 
 
@@ -123,7 +122,6 @@ class VisibilityExtender:
         return answered
 
     def _extend_batch(self, batch: list[InFlightMessage]) -> bool:
-        """Make one call; return whether every entry was answered."""
         asked_at = self._clock()
         receipts = [held.receipt for held in batch]
         answer = self._queue.api.extend(self._queue.name, batch)
@@ -135,27 +133,24 @@ class VisibilityExtender:
         return not answer.failed
 
 
-class Releaser:
-    def __init__(self, queue: ConsumedQueue) -> None:
-        self._queue = queue
+def release(queue: ConsumedQueue, held: Sequence[InFlightMessage]) -> None:
+    """Make messages visible again; returns at once."""
+    # SQS delivers no message of a group while another one is hidden. So the order in which they
+    # become visible does not matter.
+    for each in held:
+        queue.holding.released(each)
+    for start in range(0, len(held), BATCH):
+        batch = held[start : start + BATCH]
+        queue.begin(lambda batch=batch: _release_batch(queue, batch))  # type: ignore[misc]
 
-    def release(self, held: Sequence[InFlightMessage]) -> None:
-        """Make messages visible again; returns at once."""
-        # SQS delivers no message of a group while another one is hidden. So the order in which they
-        # become visible does not matter.
-        for each in held:
-            self._queue.holding.released(each)
-        for start in range(0, len(held), BATCH):
-            batch = held[start : start + BATCH]
-            self._queue.begin(lambda batch=batch: self._release_batch(batch))  # type: ignore[misc]
 
-    def _release_batch(self, batch: Sequence[InFlightMessage]) -> None:
-        """Release messages; retry failures, because the messages would wait otherwise."""
-        for failures in range(1, TRIES + 1):
-            batch = self._queue.api.release(self._queue.name, batch).failed
-            if not batch:
-                return
-            self._queue.pause(failures)
+def _release_batch(queue: ConsumedQueue, batch: Sequence[InFlightMessage]) -> None:
+    """Release messages; retry failures, because the messages would wait otherwise."""
+    for failures in range(1, TRIES + 1):
+        batch = queue.api.release(queue.name, batch).failed
+        if not batch:
+            return
+        queue.pause(failures)
 
 
 class Deleter:

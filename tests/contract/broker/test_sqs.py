@@ -135,7 +135,7 @@ def test_dead_letter_queues_are_no_queues(
     broker.dead_letters.store(LETTER)
     broker.dead_letters.store(replace(LETTER, queue="a.fifo"))
     assert broker.catalog.names() == ["a"]
-    redrive = broker.catalog.attributes("a").redrive
+    redrive = broker.sqs_queues.settings("a").redrive
     assert redrive is not None
     assert (redrive.target, redrive.max_receives) == (f"{aws_prefix}broken", 3)
 
@@ -165,7 +165,7 @@ def test_an_owner_forgets_a_queue_that_is_gone(
     """One worker of a fleet lists queues; the others would remember each that they ever had."""
     url = make("a")
     broker = connect()
-    broker.catalog.attributes("a")
+    broker.sqs_queues.settings("a")
     assert aws_prefix + "a" in broker.sqs_queues._known
     broker.client.delete_queue(QueueUrl=url)
     subscription = broker.subscribe("a", 0, (), lambda position: None)

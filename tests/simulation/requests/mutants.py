@@ -102,7 +102,7 @@ def _ends_in_two_transactions(patch: Patch) -> None:
 
 def _takes_in_order_of_age(patch: Patch) -> None:
     sql = statements._DUE.sql.replace("ORDER BY rank, number", "ORDER BY number")
-    patch.setattr(statements, "_DUE", statements.Query(sql, "itiTbiiiTrT"))
+    patch.setattr(statements, "_DUE", statements.Query(sql, statements._TAKEN_TYPES))
 
 
 def _uses_names_again(patch: Patch) -> None:
