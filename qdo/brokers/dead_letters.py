@@ -242,9 +242,18 @@ def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadL
         message.queue,
         error,
     )
-    reason = f"refused when it was due: {error}"
-    sent = message.queue, position, message.body, message.key, message.headers
-    return DeadLetterRecord(*sent, reason, "", 0, "", 0)
+    return DeadLetterRecord(
+        queue=message.queue,
+        position=position,
+        body=message.body,
+        key=message.key,
+        headers=message.headers,
+        error=f"refused when it was due: {error}",
+        traceback="",
+        attempts=0,
+        worker="",
+        fence=0,
+    )
 
 
 def matches(

@@ -59,5 +59,4 @@ class AwsBroker(Broker):
             wake(queues)
 
     def trim(self, queue: str, last: int, older_than: float) -> int:
-        """Return 0: AWS deletes messages after the retention of their queue or stream."""
-        return 0
+        return 0  # AWS deletes messages after the retention of their queue or stream

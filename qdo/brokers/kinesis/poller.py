@@ -230,7 +230,6 @@ class ShardPoller:
         return self._back_off(now)
 
     def iterator_expired(self) -> None:
-        """Drop the iterator, which can no longer be used."""
         self._iterator = None
 
     def timestamp_rejected(self) -> bool:

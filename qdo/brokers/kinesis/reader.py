@@ -229,7 +229,6 @@ class PrefetchBuffer:
 
     @property
     def waiting(self) -> int:
-        """Number of messages that were not fetched yet."""
         return len(self._rows) - self._next
 
     def add(self, rows: list[Taken]) -> None:
@@ -237,7 +236,6 @@ class PrefetchBuffer:
         self.waiting_bytes += sum(len(row[1]) for row in rows)
 
     def take(self, limit: int) -> list[Taken]:
-        """Fetch the next messages, at most `limit`."""
         rows = self._rows[self._next : self._next + limit]
         size = sum(len(row[1]) for row in rows)
         self._next += len(rows)

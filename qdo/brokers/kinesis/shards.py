@@ -32,7 +32,6 @@ class Shard:
 
 
 def shard_of(described: Mapping[str, Any]) -> Shard:
-    """Parse a shard of a ListShards response."""
     named = (described.get("ParentShardId"), described.get("AdjacentParentShardId"))
     keys = described["HashKeyRange"]
     return Shard(

@@ -67,7 +67,6 @@ class KinesisSubscription(Subscription):
         self.end = self.fetched_through = None
 
     def start(self) -> None:
-        """Start the thread, which makes calls once the owner fetches."""
         self._thread = threading.Thread(
             target=self._run, name=f"qdo-kinesis-{self._shard}", daemon=True
         )

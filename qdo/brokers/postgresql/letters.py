@@ -120,7 +120,6 @@ class PostgresqlDeadLetters(SqlDeadLetters):
         return connection.execute(self._sql(_REMOVE), key).rowcount > 0
 
     def _retry(self, connection: PostgresqlConnection, queue: str, position: int) -> int | None:
-        """Send a dead letter again, in the transaction of the connection."""
         key: dict[str, Any] = {"app": self._tables.app, "queue": queue, "position": position}
         found = connection.execute(self._sql(_TAKE), key).fetchone()
         if found is None:

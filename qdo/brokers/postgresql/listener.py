@@ -82,7 +82,6 @@ FROM {schema}.look(%s, %s, %s::bigint[], %s), pg_stat_wal
 
 
 def _warn(notice: errors.Diagnostic) -> None:
-    """Log a warning of `move_due`."""
     if notice.sqlstate == "QD008":
         log.warning("%s", printable(notice.message_primary or ""))
 
@@ -104,7 +103,6 @@ class LookBound:
         self._mark = self._mark or (xid, last)
 
     def looked(self, next_xid: int, running: Sequence[int]) -> None:
-        """Take the snapshot of a look."""
         if self._mark is not None and min(running, default=next_xid) >= self._mark[0]:
             self.since = self._mark[1]
             self._mark = None

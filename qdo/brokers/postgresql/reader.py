@@ -77,8 +77,6 @@ Work: TypeAlias = "Fetch | Callable[[PostgresqlConnection], Any]"
 
 
 class Fetch(NamedTuple):
-    """The next rows of a queue."""
-
     queue: str
     after: int
     limit: int

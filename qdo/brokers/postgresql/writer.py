@@ -252,7 +252,6 @@ class PostgresqlWriter(GroupedCalls[Work]):
         return results
 
     def _changed(self, call: GroupedCall[Work]) -> BaseException | None:
-        """Run the change of a call; return the error, None on success."""
         change: Change = call.work  # type: ignore[assignment]
         try:
             result = self._session.run(

@@ -186,7 +186,7 @@ def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, 
         made["MessageAttributes"] = attributes
     if fifo:
         made["MessageGroupId"] = group
-        made["MessageDeduplicationId"] = dedup_id(dedup) if dedup else str(uuid.uuid4())
+        made["MessageDeduplicationId"] = group_of(dedup) if dedup else str(uuid.uuid4())
     return made
 
 
@@ -214,13 +214,9 @@ def is_storable(text: str) -> bool:
 
 def group_of(key: str | None) -> str:
     """Return the message group of a key: the key itself, or a digest if SQS rejects the key."""
+    # Deduplication ids have the same limits.
     if key is None:
         return NO_GROUP
-    return key if _GROUP.fullmatch(key) else _digest(key)
-
-
-def dedup_id(key: str) -> str:
-    """Return the deduplication id of a key: the key itself, or a digest, like `group_of`."""
     return key if _GROUP.fullmatch(key) else _digest(key)
 
 
@@ -234,7 +230,6 @@ def size_of(made: Mapping[str, Any]) -> int:
 
 
 def pointing(made: Mapping[str, Any], pointer: BodyPointer, size: int) -> dict[str, Any]:
-    """Return an entry with its body replaced by a pointer; see `pointer_entry`."""
     attributes = {
         name: value
         for name, value in made.get("MessageAttributes", {}).items()
@@ -325,8 +320,6 @@ def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
 
 
 class _Content(NamedTuple):
-    """The parts of a message that its sender chose."""
-
     body: bytes
     key: str | None
     headers: str | None

@@ -21,8 +21,7 @@ def _open(url: str, app: str) -> Broker:
 
 
 def _closing_seconds(url: str) -> float:
-    """Closing waits for open long polls."""
-    return float(sqs_address(url).wait_seconds)
+    return float(sqs_address(url).wait_seconds)  # closing waits for open long polls
 
 
 KIND = BrokerKind(

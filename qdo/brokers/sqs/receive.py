@@ -41,7 +41,6 @@ class BodyReader:
         self._hide = hide
 
     def is_needed(self, messages: Sequence[Received]) -> bool:
-        """Return whether the body of any message is in S3, in a bucket that may be read."""
         return any(map(self._is_in_s3, messages))
 
     def read(
