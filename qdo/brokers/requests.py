@@ -28,7 +28,6 @@ OUTCOMES = ("done", "failed", "skipped", "cancelled")
 # Its requests are kept until an operator retries or discards them, as dead letters are.
 FAILED = "failed"
 PAUSED_MARK = '{"paused"'
-
 # A body or a result as it is stored, with its headers (JSON object of str to str, or None).
 Content = tuple[bytes, "str | None"]
 NO_CONTENT: Content = (b"", None)

@@ -54,8 +54,6 @@ UPGRADE_LOCK_SECONDS = 5
 # Default length of a partition. The space of processed messages is free after the retention time
 # and at most two partitions.
 PARTITION_SECONDS = 3600
-
-
 _TABLES: dict[str, dict[str, str]] = {
     "sender": dict.fromkeys(("about", "streams"), "SELECT"),
     "worker": {

@@ -128,8 +128,6 @@ _OUT_OF_REACH = (
     boto.UnknownEndpointError,
     boto.UnknownRegionError,
 )
-
-
 # S3 operations whose permission has a different name.
 _PERMISSIONS = {
     "HeadBucket": "ListBucket",

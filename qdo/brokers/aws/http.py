@@ -27,10 +27,8 @@ from qdo.system.http_responses import BoundedResponse
 
 # Header of every AWS response.
 _REQUEST_ID = "x-amzn-RequestId"
-
 # S3 actions whose responses have an ETag.
 _OF_OBJECTS = ("GetObject", "PutObject")
-
 _SHOWN_BYTES = 100
 # Errors of a connection that the server closed while it was idle.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)

@@ -205,8 +205,6 @@ MESSAGES = Format(
         5: FAILURES,
     },
 )
-
-
 # By letter: integer, real, text, and blob; a capital allows NULL.
 _TYPES: dict[str, tuple[type, ...]] = {
     "i": (int,),

@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 
 # Transient failures in a row that are only logged, not raised.
 PATIENCE = 3
-
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
 # No stream keeps its records for less.

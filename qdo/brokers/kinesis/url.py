@@ -19,8 +19,6 @@ from qdo.brokers.aws.address import (
 )
 
 _KINESIS_FORM = "kinesis://REGION/STREAM"
-
-
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 

@@ -115,11 +115,9 @@ class PostgresqlCatalog(QueueCatalog):
     """The queues of one app in a schema. Safe to use from several threads."""
 
     def __init__(self, tables: PostgresqlTables) -> None:
+        self._tables = tables
         self._fetches = tables.fetches
-        self._schema = tables.address.schema
-        self._app = tables.app
         self._sql = tables.sql
-        self._backlogs = _BACKLOGS.format(schema=self._schema, most=COUNTED + 1)
         self._known: set[str] = set()
         self._sorted: list[str] = []
         self._next_xid = 0
@@ -135,11 +133,11 @@ class PostgresqlCatalog(QueueCatalog):
         return self._fetches.run(self._read_names)
 
     def _read_hidden(self, connection: PostgresqlConnection) -> set[str]:
-        return {name for (name,) in connection.execute(self._sql(_HIDDEN), (self._app,))}
+        return {name for (name,) in connection.execute(self._sql(_HIDDEN), (self._tables.app,))}
 
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
-        (total,) = connection.execute(self._sql(_COUNT), (self._app,)).fetchone() or (0,)
+        (total,) = connection.execute(self._sql(_COUNT), (self._tables.app,)).fetchone() or (0,)
         # A queue was deleted; or a crash of the server took back transaction ids, and a new queue
         # got one that was seen before.
         if total != count:
@@ -155,7 +153,7 @@ class PostgresqlCatalog(QueueCatalog):
     def _add_new(self, connection: PostgresqlConnection) -> int:
         """Add the queues of transactions that were not visible before; return their number."""
         before = len(self._known)
-        seen = {"app": self._app, "next": self._next_xid, "running": self._running}
+        seen = {"app": self._tables.app, "next": self._next_xid, "running": self._running}
         found = connection.execute(self._sql(_NEW_NAMES), seen).fetchone()
         if found is not None:
             self._next_xid, self._running, names = found
@@ -199,7 +197,7 @@ class PostgresqlCatalog(QueueCatalog):
             return []
         oldest = connection.execute(self._sql(_OLDEST), (end,)).fetchone()
         app, queue, position = oldest or ("", "", None)
-        reason = f"table {self._schema}.messages has {count} partitions"
+        reason = f"table {self._tables.address.schema}.messages has {count} partitions"
         if position is not None:
             time = format_position(position)
             reason += f", because queue {queue} of app {app} keeps its message of {time}"
@@ -222,13 +220,14 @@ class PostgresqlCatalog(QueueCatalog):
 
     def _read(self, wanted: dict[str, int], connection: PostgresqlConnection) -> dict[str, Backlog]:
         """Add up what the spans of partitions hold, from the newest to the oldest that matters."""
+        backlogs = _BACKLOGS.format(schema=self._tables.address.schema, most=COUNTED + 1)
         found: dict[str, Backlog] = {}
         for first, last in reversed(self._fetches.spans(connection, 0)):
             parameters = {
-                "app": self._app, "names": list(wanted), "afters": list(wanted.values()),
+                "app": self._tables.app, "names": list(wanted), "afters": list(wanted.values()),
                 "first": first, "last": last, "newest": last == END,
             }  # fmt: skip
-            rows = connection.execute(self._backlogs, parameters, prepare=self._fetches.prepare)
+            rows = connection.execute(backlogs, parameters, prepare=self._fetches.prepare)
             for queue, trimmed, head, oldest, count, delayed in rows:
                 newer = found.get(queue, NO_BACKLOG)
                 head = max(newer.head, head or 0, trimmed)

@@ -69,8 +69,6 @@ CROSS JOIN LATERAL (
 ) AS found
 ORDER BY place, position
 """
-
-
 _PLACE = itemgetter(0)
 _ROW = itemgetter(1, 2, 3, 4)
 Work: TypeAlias = "Fetch | Callable[[PostgresqlConnection], Any]"

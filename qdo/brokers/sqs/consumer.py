@@ -20,9 +20,7 @@ from qdo.text import pluralize
 
 # How long closing waits for calls after the end of the last long poll.
 CLOSE_SECONDS = 10.0
-
 DEFAULT_TIMING = Timing()
-
 _log = logging.getLogger(__name__)
 
 
