@@ -28,18 +28,13 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
 from qdo.brokers.dead_letters import DeadLetterRecord
-from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
 from qdo.brokers.requests import PAUSED, NewRequest, Take, Taken
 from qdo.encoding import with_header
 from qdo.errors import UsageError
 from qdo.jobs.middleware import FailureHook, Hooks, Observer
 from qdo.message import Message
 from qdo.testing.database import StagedMessages
-from qdo.testing.memory_broker import (
-    MemoryBroker,
-    MemoryRequests,
-    MemoryStore,
-)
+from qdo.testing.memory_broker import EmbeddedDeadLetters, MemoryBroker, MemoryRequests, MemoryStore
 from qdo.text import did_you_mean
 from qdo.worker.engine.slot import Row
 from qdo.worker.executors.base import JobAborted

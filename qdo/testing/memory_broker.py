@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded.broker import SqliteBroker
+from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters as EmbeddedDeadLetters
 from qdo.brokers.embedded.delayed import move_due
 from qdo.brokers.embedded.reader import CHANGED
 from qdo.brokers.embedded.requests import EmbeddedRequests
