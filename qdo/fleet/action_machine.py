@@ -41,19 +41,31 @@ from qdo.fleet.audit_entries import (
     entry_time,
 )
 
+_log = logging.getLogger(__name__)
+
+# Longer values are not parsed, and longer outputs are cut.
 MAX_ACTION_BYTES = 16 * 1024
-"""Longer values are not parsed."""
-MAX_NAME = 50
-"""Characters in the name of an action."""
-MAX_EXPIRES = 1e11
-"""Latest Unix time at which an action expires."""
 MAX_OUTPUT_BYTES = 128 * 1024
-"""Longer outputs are cut."""
+# Characters in the name of an action.
+MAX_NAME = 50
+# Latest Unix time at which an action expires.
+MAX_EXPIRES = 1e11
+# Actions that expire later than this from now are rejected.
 AHEAD_SECONDS = 3600.0
-"""Actions that expire later than this from now are rejected."""
+# Actions under way at a time; others wait.
+AT_ONCE = 20
 RUNNING = "running"
-WORKER, PARENT = "worker", "parent"
-"""The actor: the worker itself, or its parent process while a job blocks the worker."""
+# The actor: the worker itself, or its parent process while a job blocks the worker.
+WORKER = "worker"
+PARENT = "parent"
+# The outcomes of actions.
+DONE = "done"
+FAILED = "failed"
+REJECTED = "rejected"
+EXPIRED = "expired"
+LOST = "lost"
+# The action of `qdo cancel`, which `qdo action` does not offer.
+CANCEL = "cancel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +73,9 @@ class Action:
     """One action for one worker.
 
     :ivar expires: Unix time; the worker does not begin the action later.
-    :ivar by: user and host.
     :ivar state: "" until an actor claims the action, then `RUNNING`.
     :ivar actor: the claimer, `WORKER` or `PARENT`.
     :ivar logged: whether its result is an entry of the action log.
-    :ivar fault: why the node cannot be read, None if it can.
     """
 
     name: str = ""
@@ -121,7 +131,9 @@ def cut_output(text: str) -> str:
 
 
 def _fault(value: Mapping[str, Any]) -> str | None:
-    name, args, expires = value.get("action"), value.get("args", {}), value.get("expires")
+    name = value.get("action")
+    args = value.get("args", {})
+    expires = value.get("expires")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         return f"action must be a name, got {shown(name)}"
     if not isinstance(args, dict) or len(args) > MAX_KEYS or not all(map(_is_plain, args.values())):
@@ -148,12 +160,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-DONE, FAILED, REJECTED, EXPIRED, LOST = "done", "failed", "rejected", "expired", "lost"
-"""The outcomes of actions."""
-CANCEL = "cancel"
-"""The action of `qdo cancel`, which `qdo action` does not offer."""
-
-
 class UnfitError(Exception):
     """The action cannot begin; the text has the reason."""
 
@@ -168,18 +174,14 @@ class Result:
 
 
 Finish = Callable[[Result], None]
+# Does an action with its arguments. Returns its result; or None, and calls the function later.
+# Raises UnfitError if the action cannot begin.
 Perform = Callable[[Values, Finish], "Result | None"]
-"""Does an action with its arguments. Returns its result; or None, and calls the function later.
-
-Raises UnfitError if the action cannot begin.
-"""
 
 
 def ended_entry(id: str, worker: str, action: Action, outcome: str, result: str) -> AuditEntry:
-    """Return the entry of an ended action.
-
-    Its target is the worker; or the queue of cancelled messages, as if by a command.
-    """
+    """Return the entry of an ended action."""
+    # Its target is the worker; or the queue of cancelled messages, as if by a command.
     ended: Values = {"outcome": outcome, "result": result}
     queue = action.args.get("queue")
     of_queue = action.name == CANCEL and isinstance(queue, str)
@@ -202,22 +204,13 @@ def unlogged_result(entry: AuditEntry, output: str) -> bytes:
     return encode({**(entry.after or {}), "output": output})
 
 
-_log = logging.getLogger(__name__)
-
-AT_ONCE = 20
-"""Actions under way at a time; others wait."""
-
-
 @dataclass(slots=True)
 class _Underway:
-    """An action that this machine claims.
-
-    :ivar begun: whether it was claimed; it never begins again.
-    """
+    """An action that this machine claims."""
 
     action: Action
     version: int = -1
-    begun: bool = False
+    begun: bool = False  # it was claimed, and never begins again
     entry: AuditEntry | None = None
     output: str = ""
 
@@ -311,7 +304,8 @@ class ActionsWatch(m.Machine):
             self._forget(name)
 
     def _decide(self, name: str, node: m.NodeRead) -> None:
-        action, mine = Action.parse(node.data), self._claimed.get(name)
+        action = Action.parse(node.data)
+        mine = self._claimed.get(name)
         running = action.fault is None and action.state == RUNNING
         if mine is not None and mine.begun:
             mine.version = node.version
@@ -342,7 +336,7 @@ class ActionsWatch(m.Machine):
         return action.expires <= self._wall()
 
     def _lateness(self, action: Action) -> str:
-        """Return how late an action is: a large number reveals a wrong clock."""
+        # A large number reveals a wrong clock.
         return f"{self._wall() - action.expires:.1f} s too late by the clock of this host"
 
     def _fault(self, action: Action, running: bool) -> str | None:
@@ -374,7 +368,8 @@ class ActionsWatch(m.Machine):
                 self._read(name)
 
     def _begin(self, name: str, mine: _Underway, version: int) -> None:
-        mine.version, mine.begun = version, True
+        mine.version = version
+        mine.begun = True
 
         def finish(result: Result) -> None:
             self._call(partial(self._finished, name, mine, result))

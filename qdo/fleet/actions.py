@@ -27,11 +27,24 @@ from qdo.errors import NodeRefusedError
 from qdo.fleet.action_machine import DONE, LOST, Action, UnfitError
 from qdo.fleet.audit_entries import MAX_TEXT, AuditEntry, Values, entry_name
 from qdo.fleet.names import writer
-from qdo.system.clock import clock
-from qdo.system.polling import polls
+from qdo.system.clock import clock, polls
 
+# The outcome of an action that did not end in time.
 UNANSWERED = "unanswered"
-"""The outcome of an action that did not end in time."""
+PING, STACKS, LOG_LEVEL, DRAIN, RESTART, RELOAD = ACTIONS = (
+    "ping",
+    "stacks",
+    "log-level",
+    "drain",
+    "restart",
+    "reload",
+)
+# The action that `qdo ps` asks for.
+RUNS = "runs"
+MAX_RUNS = 1000
+LEVELS = ("debug", "info", "warning", "error")
+MAX_LOG_LEVEL_SECONDS = 86_400.0
+_NUMBER = re.compile("[0-9]{1,100}")
 
 
 @dataclass(slots=True)
@@ -55,7 +68,8 @@ class Asked:
     _began: float = field(default_factory=clock, repr=False)
 
     def end(self, outcome: str, result: str) -> None:
-        self.outcome, self.result = outcome, result
+        self.outcome = outcome
+        self.result = result
         self.seconds = clock() - self._began
 
 
@@ -85,7 +99,8 @@ def ask_workers(
     :param by: the operator, if it is not the user of this process.
     :param logged: False: without entries in the action log, as always for those that only read.
     """
-    now, fleet = time.time(), layout.fleet
+    now = time.time()
+    fleet = layout.fleet
     logged = logged and name != RUNS
     expires = round(now + within_seconds, 3)
     action = Action(name, args, expires, by or writer(), reason, logged=logged)
@@ -93,14 +108,15 @@ def ask_workers(
     found = read_children(client, [fleet.actions])
     if fleet.actions not in found:
         make_folder(client, fleet.actions)
-    folders, left = set(found.get(fleet.actions, [])), asked
-    while left:
-        transactions = [_asking(layout, each, action, folders) for each in left]
+    folders = set(found.get(fleet.actions, []))
+    pending = asked
+    while pending:
+        transactions = [_asking(layout, each, action, folders) for each in pending]
         answers = commit_each(client, transactions)
         if any(isinstance(answer, m.NoResponse) for answer in answers):
             settle(client, layout.root)
         again = []
-        for each, ops, answer in zip(left, transactions, answers, strict=True):
+        for each, ops, answer in zip(pending, transactions, answers, strict=True):
             if isinstance(answer, m.Rejected):
                 if answer.fault is m.CommitError.OTHER:
                     path, account = ops[answer.index].path, client.access.account_name()
@@ -112,7 +128,7 @@ def ask_workers(
                     again.append(each)
             elif not isinstance(answer, m.Committed) and not _is_asked(client, layout, each):
                 again.append(each)
-        left = again
+        pending = again
     return asked
 
 
@@ -124,8 +140,9 @@ def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> 
 
 
 def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
-    """Return whether a transaction without an answer took effect. The action may have ended."""
+    """Return whether a transaction without an answer took effect."""
     fleet = layout.fleet
+    # The action may have ended by now, with an entry or an output of this id.
     folders = fleet.actions_of(asked.worker), fleet.actionlog, fleet.actionoutput
     return any(isinstance(read(client, f"{path}/{asked.id}"), m.NodeRead) for path in folders)
 
@@ -133,10 +150,7 @@ def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
 def wait_for_results(
     client: Client, layout: Layout, asked: Sequence[Asked], timeout_seconds: float
 ) -> None:
-    """Wait until all actions have ended, and record their results.
-
-    Actions that have not ended in time stay unanswered. A lost connection does not stop them.
-    """
+    """Wait until all actions have ended, and record their results; others stay unanswered."""
     waiting = {each.id: each for each in asked if each.seconds is None}
     for _ in polls(timeout_seconds, client.handler.sleep_func):
         _record(client, layout, waiting)
@@ -169,38 +183,21 @@ def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
 
 # --- the arguments of actions; the functions raise UnfitError for others ---
 
-_NUMBER = re.compile("[0-9]{1,100}")
-
-PING, STACKS, LOG_LEVEL, DRAIN, RESTART, RELOAD = ACTIONS = (
-    "ping",
-    "stacks",
-    "log-level",
-    "drain",
-    "restart",
-    "reload",
-)
-RUNS = "runs"
-"""The action that `qdo ps` asks for."""
-MAX_RUNS = 1000
-LEVELS = ("debug", "info", "warning", "error")
-MAX_LOG_LEVEL_SECONDS = 86_400.0
-
 
 def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
     """Return the arguments of the action "cancel": `queue`, and the positions in `positions`."""
-    queue, text = args.get("queue"), args.get("positions")
-    found = str(text).split()
-    if (
-        not isinstance(queue, str)
-        or not found
-        or not all(_NUMBER.fullmatch(each) for each in found)
-    ):
+    queue = args.get("queue")
+    text = args.get("positions")
+    numbers = str(text).split()
+    are_numbers = numbers and all(_NUMBER.fullmatch(each) for each in numbers)
+    if not isinstance(queue, str) or not are_numbers:
         raise UnfitError(f"queue and positions must be given, got {queue!r} and {text!r}")
-    return queue, [int(each) for each in found]
+    return queue, [int(each) for each in numbers]
 
 
 def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
-    """Return the arguments of actions that cancel messages: several, because values are short."""
+    """Return the arguments of actions that cancel messages."""
+    # They are several, because nodes have short values.
     batches: list[str] = []
     for position in map(str, positions):
         if batches and len(batches[-1]) + len(position) < MAX_TEXT:
@@ -211,10 +208,11 @@ def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
 
 
 def seconds_of(args: Mapping[str, Any]) -> float:
-    found, most = args.get("seconds"), MAX_LOG_LEVEL_SECONDS
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= most:
-        raise UnfitError(f"seconds must be more than 0 and at most {most:g}, got {found!r}")
-    return float(found)
+    seconds = args.get("seconds")
+    most = MAX_LOG_LEVEL_SECONDS
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= most:
+        raise UnfitError(f"seconds must be more than 0 and at most {most:g}, got {seconds!r}")
+    return float(seconds)
 
 
 def level_of(args: Mapping[str, Any]) -> str:
@@ -226,7 +224,8 @@ def level_of(args: Mapping[str, Any]) -> str:
 
 def runs_of(args: Mapping[str, Any]) -> tuple[str, int]:
     """Return the arguments of the action "runs": a glob of queues, and the most messages."""
-    glob, most = args.get("queues"), args.get("most")
+    glob = args.get("queues")
+    most = args.get("most")
     if not isinstance(glob, str) or type(most) is not int or not 0 < most <= MAX_RUNS:
         raise UnfitError(
             f"queues must be a glob and most from 1 to {MAX_RUNS}, got {glob!r} and {most!r}"

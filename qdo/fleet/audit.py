@@ -24,17 +24,14 @@ from qdo.errors import AuditRefusedError, NodeRefusedError, QdoError
 from qdo.fleet.audit_entries import AuditEntry, Values, entry_name, entry_time
 from qdo.fleet.names import writer
 
+# Entries in one read, during a search for matching ones.
 READ_AT_ONCE = 200
-"""Entries in one read, during a search for matching ones."""
 
 Entry = Callable[[Values, Values], CreateOp]
 
 
 class AuditTrail:
-    """Writes the entries of one run of a command.
-
-    :param by: the operator, if it is not the user of this process.
-    """
+    """Writes the entries of one run of a command, by an operator or the user of this process."""
 
     def __init__(
         self, client: Client, layout: Layout, command: str, reason: str = "", by: str = ""
@@ -49,12 +46,12 @@ class AuditTrail:
     def change(self, target: str) -> Iterator[Entry]:
         """Yield a function that makes the entry of one change: an operation for its transaction.
 
-        The function takes the values before and after. It may be called again when the transaction
-        is repeated: the entry keeps its path, so it can be written only once.
+        The function takes the values before and after.
 
         :raises AuditRefusedError: this account may not write entries; nothing is changed.
         """
         fleet = self._layout.fleet
+        # A transaction that is repeated keeps it, so its entry is written only once.
         name = entry_name(time.time(), secrets.token_hex(4))
 
         def entry(before: Values, after: Values) -> CreateOp:
@@ -83,10 +80,7 @@ class AuditTrail:
             raise AuditRefusedError(path=fleet.actionlog, account=account) from error
 
     def announce(self, target: str, before: Values, after: Values) -> None:
-        """Write the entry of several changes, which follow.
-
-        :raises AuditRefusedError: this account may not write entries.
-        """
+        """Write the entry of several changes, which follow; raise as `change`."""
         with self.change(target) as entry:
             written = entry(before, after)
 
@@ -96,10 +90,7 @@ class AuditTrail:
             change(self._client, written.path, decide, root=self._layout.root)
 
     def note(self, target: str, before: Values, after: Values) -> str | None:
-        """Write the entry of a change made elsewhere, such as in the broker.
-
-        :returns: why it could not write the entry, None if it did.
-        """
+        """Write the entry of a change elsewhere, as in the broker; return why it could not."""
         try:
             with self.change(target) as entry:
                 answer = commit(self._client, [entry(before, after)])
@@ -118,17 +109,16 @@ def read_entries(
     selects: Callable[[AuditEntry], bool] = lambda entry: True,
     since: float = 0.0,
 ) -> list[AuditEntry]:
-    """Return the newest entries, newest first.
-
-    :param since: Unix time of the oldest entry to return.
-    """
+    """Return the newest entries since a Unix time, newest first."""
     names = entry_names(client, layout)
-    wanted = sorted((name for name in names if entry_time(name) >= since), reverse=True)
-    found: list[AuditEntry] = []
-    while wanted and len(found) < limit:
-        batch, wanted = wanted[:READ_AT_ONCE], wanted[READ_AT_ONCE:]
-        found += [entry for entry in read_named(client, layout, batch) if selects(entry)]
-    return found[:limit]
+    newest = sorted((name for name in names if entry_time(name) >= since), reverse=True)
+    entries: list[AuditEntry] = []
+    for start in range(0, len(newest), READ_AT_ONCE):
+        if len(entries) >= limit:
+            break
+        batch = newest[start : start + READ_AT_ONCE]
+        entries += [entry for entry in read_named(client, layout, batch) if selects(entry)]
+    return entries[:limit]
 
 
 def entry_names(client: Client, layout: Layout) -> list[str]:

@@ -12,20 +12,18 @@ from qdo.coordination.znodes.values import encode, load, text_of
 from qdo.fleet.names import overlap
 from qdo.queues import is_glob
 
+# Characters of a reason. Other texts in an entry are cut to this length.
 MAX_TEXT = 500
-"""Characters of a reason. Other texts in an entry are cut to this length."""
+# Further values of a change are left out of its entry.
 MAX_KEYS = 20
-"""Further values of a change are left out of its entry."""
+# The leader deletes entries beyond this number, the oldest first, and older ones.
 MAX_ENTRIES = 5000
-"""Entries in the log: the leader deletes the oldest ones beyond."""
 KEEP_SECONDS = 30 * 86400.0
-"""The leader deletes older entries."""
+# The same for the outputs of actions, beside the log.
 MAX_OUTPUTS = 100
-"""Outputs of actions, beside the log: the leader deletes the oldest ones beyond."""
 KEEP_OUTPUT_SECONDS = 3600.0
-"""The leader deletes older ones."""
+# Entries whose time is further in the future count as the oldest ones: their time is wrong.
 AHEAD_SECONDS = 86400.0
-"""Entries whose time is further in the future count as the oldest ones: their time is wrong."""
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
 _TEXTS = ("by", "account", "command", "target", "reason")
 
@@ -37,10 +35,8 @@ def is_selected(command: str, target: str, glob: str) -> bool:
 
 
 def is_target(target: str, glob: str) -> bool:
-    """Return whether the target of a change matches a glob.
-
-    A target that has globs itself, as that of `qdo pause`, matches if a name may match both.
-    """
+    """Return whether the target of a change matches a glob."""
+    # A target that has globs itself, as that of `qdo pause`, matches if a name may match both.
     parts = target.split()
     return fnmatchcase(target, glob) or any(is_glob(each) and overlap(each, glob) for each in parts)
 
@@ -50,11 +46,9 @@ class AuditEntry:
     """One change of a command.
 
     :ivar at: Unix time by the clock of its writer.
-    :ivar by: user and host.
     :ivar account: the account at the coordinator, "" for none.
     :ivar target: the name of the changed thing, such as a queue.
     :ivar before: the changed values; None if the entry has none, as is `after`.
-    :ivar fault: why the entry cannot be read, None if it can.
     """
 
     id: str
@@ -79,11 +73,7 @@ class AuditEntry:
     def parse(
         cls, id: str, data: bytes, written: float = 0.0, refused: str | None = None
     ) -> AuditEntry:
-        """Return an entry from its node; a node of another program has a fault.
-
-        :param written: when the node was written; used if its name has no time.
-        :param refused: why the coordinator did not return the node.
-        """
+        """Return an entry from its node, written at a time; `refused` says why it was not read."""
         at = entry_time(id, written)
         value, fault = load(data)
         fault = refused or fault
@@ -110,24 +100,13 @@ def entry_time(name: str, otherwise: float = 0.0) -> float:
     return otherwise if found is None else int(found[1]) / 1000
 
 
-def surplus(names: Collection[str], now: float) -> list[str]:
-    """Return the names of the entries to delete, oldest first."""
-    return _surplus(names, now, MAX_ENTRIES, KEEP_SECONDS)
-
-
-def old_outputs(names: Collection[str], now: float) -> list[str]:
-    """Return the names of the outputs of actions to delete, oldest first."""
-    return _surplus(names, now, MAX_OUTPUTS, KEEP_OUTPUT_SECONDS)
-
-
-def _surplus(names: Collection[str], now: float, most: int, keep_seconds: float) -> list[str]:
-    """Return the oldest names beyond a number, and those that are too old.
-
-    Names of another form, or with an impossible time, count as the oldest: they are the first to
-    exceed the number, but never too old.
-    """
+def surplus(
+    names: Collection[str], now: float, most: int = MAX_ENTRIES, keep_seconds: float = KEEP_SECONDS
+) -> list[str]:
+    """Return the oldest names beyond a number, and those that are too old."""
 
     def age_order(name: str) -> float:
+        # Names of another form, or with an impossible time, are the first to exceed the number.
         at = entry_time(name)
         return at if at <= now + AHEAD_SECONDS else 0.0
 
@@ -137,13 +116,17 @@ def _surplus(names: Collection[str], now: float, most: int, keep_seconds: float)
     return [*ordered[:many], *old]
 
 
+def old_outputs(names: Collection[str], now: float) -> list[str]:
+    return surplus(names, now, MAX_OUTPUTS, KEEP_OUTPUT_SECONDS)
+
+
 def _bounded(values: Any) -> dict[str, Any] | None:
-    """Return short values: texts are cut, nested values become texts."""
     if not isinstance(values, Mapping):
         return None
     bounded: dict[str, Any] = {}
     for name, value in list(values.items())[:MAX_KEYS]:
         plain = value is None or isinstance(value, bool | int | float)
+        # Nested values become texts.
         bounded[cut(str(name))] = value if plain else cut(str(value))
     return bounded
 

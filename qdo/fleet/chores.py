@@ -26,22 +26,28 @@ from qdo.fleet.audit import entry_names, read_named
 from qdo.fleet.audit_entries import AuditEntry, entry_name, entry_time
 from qdo.system.clock import clock
 
+_log = logging.getLogger(__name__)
+
+# Entries of the action log that are read in a round, the oldest first.
 MOST_COPIED_AT_ONCE = 500
-"""Entries read in a round, the oldest first."""
+# How long a folder of a lock must be empty.
+IDLE_SECONDS = 3600.0
+# Folders of locks, or lost actions, in a round.
+MOST_AT_ONCE = 1000
+# Surplus nodes deleted in a transaction.
+AT_ONCE = 99
+# A round ends after this many nodes that it cannot delete; the next round skips them.
+MOST_REFUSED = 10
 
 
 class CopiedActionsChore:
-    """Passes each entry of the action log once to `keep`, which returns whether it had room.
-
-    A new leader passes on all of them again.
-    """
+    """Passes each entry of the action log to `keep`, which returns whether it had room."""
 
     def __init__(self, keep: Callable[[AuditEntry], bool]) -> None:
         self._keep = keep
-        self._copied: set[str] = set()
+        self._copied: set[str] = set()  # a new leader passes on all of them again
 
     def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
-        """Pass on new entries; return 0, because it deletes nothing."""
         names = entry_names(client, layout)
         self._copied.intersection_update(names)
         new = sorted(name for name in names if name not in self._copied)[:MOST_COPIED_AT_ONCE]
@@ -49,22 +55,14 @@ class CopiedActionsChore:
             if entry.fault is None and not self._keep(entry):
                 break
             self._copied.add(entry.id)
-        return 0
-
-
-IDLE_SECONDS = 3600.0
-MOST_AT_ONCE = 1000
-"""Folders deleted in a round."""
+        return 0  # it deletes nothing
 
 
 class EmptyLocksChore:
-    """Deletes lock folders that this leader has seen unchanged and empty for an hour.
+    """Deletes lock folders that this leader has seen unchanged and empty for an hour."""
 
-    The coordinator rejects the deletion of a folder with a contender. A contender that comes later
-    finds no folder, and its process makes one.
-
-    :param now: a monotonic time in seconds.
-    """
+    # The coordinator rejects the deletion of a folder with a contender. A contender that comes
+    # later finds no folder, and its process makes one.
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self._now = now
@@ -73,7 +71,8 @@ class EmptyLocksChore:
     def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
         folders = [layout.fleet.lock(name) for name in names_below(client, layout.fleet.locks)]
         now = self._now()
-        before, self._empty = self._empty, {}
+        before = self._empty
+        self._empty = {}
         for folder, stat in pipelined(client, client.exists_async, folders):
             if stat is not None and not isinstance(stat, Exception) and not stat.numChildren:
                 # This is the zxid at which a child last came or went.
@@ -88,9 +87,6 @@ class EmptyLocksChore:
             elif isinstance(answer, m.NoResponse) or answer.index == 0:
                 break  # it is deposed, or got no answer: a later period continues
         return deleted
-
-
-_log = logging.getLogger(__name__)
 
 
 class LostActionsChore:
@@ -137,23 +133,21 @@ def _end(
     action = Action(fault=node.refused) if node.refused else Action.parse(node.data)
     begun = "it had begun" if action.state == RUNNING else "it had not begun"
     other = entry_name(time.time(), f"{zlib.crc32(node.path.encode()):08x}")
-    worker, text = folder.rpartition("/")[2], action.fault or f"the worker is gone; {begun}"
+    worker = folder.rpartition("/")[2]
+    text = action.fault or f"the worker is gone; {begun}"
     for id in (name, other) if entry_time(name) else (other,):
         entry = ended_entry(id, worker, action, LOST, text)
         write = m.CreateOp(fleet.log_entry(id), entry.encode())
         answer = commit(client, [fence, m.DeleteOp(node.path, node.version), write])
-        taken = isinstance(answer, m.Rejected) and answer.fault is m.CommitError.NODE_EXISTS
-        if not taken:  # else another program has used the name of an entry for the action
+        # Another program may have used the name of an entry for the action.
+        if not isinstance(answer, m.Rejected) or answer.fault is not m.CommitError.NODE_EXISTS:
             break
     return answer
 
 
 @dataclass(frozen=True, slots=True)
 class ChoreRecord:
-    """The last time that a chore was done.
-
-    :ivar at: Unix time of the leader's clock at its end; None if the node has no time.
-    """
+    """The last run of a chore, with the Unix time of the leader's clock at its end."""
 
     chore: str
     at: float | None = None
@@ -179,10 +173,7 @@ class ChoreRecord:
 def write_records(
     client: Client, layout: Layout, fence: m.CheckOp, leader: str, records: Sequence[ChoreRecord]
 ) -> int:
-    """Write the records of one round; return 0, because it deletes nothing.
-
-    A lost answer changes nothing: the next round writes the node again.
-    """
+    """Write the records of one round; return 0, because it deletes nothing."""
     kept = ("at", "seconds", "deleted", "fault")
     chores = {
         each.chore: {key: value for key, value in asdict(each).items() if key in kept}
@@ -190,6 +181,7 @@ def write_records(
     }
     data = encode({"leader": leader, "chores": chores})
     path = layout.fleet.chores
+    # A lost answer changes nothing: the next round writes the node again.
     answer = commit(client, [fence, m.SetOp(path, data, m.ANY_VERSION)])
     if isinstance(answer, m.Rejected) and answer.fault is m.CommitError.NO_NODE:
         commit(client, [fence, m.CreateOp(path, data)])
@@ -199,26 +191,17 @@ def write_records(
 def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str | None]:
     node = read(client, layout.fleet.chores)
     value, fault = load(node.data if isinstance(node, m.NodeRead) else b"")
-    chores, leader = value.get("chores", {}), typed(value.get("leader"), str)
+    chores = value.get("chores", {})
+    leader = typed(value.get("leader"), str)
     if not isinstance(chores, dict):
-        chores, fault = {}, "`chores` must be an object"
+        return [], "`chores` must be an object"
     return [ChoreRecord.parse(name, each, leader) for name, each in chores.items()], fault
 
 
-AT_ONCE = 99
-"""Nodes deleted in a transaction."""
-MOST_REFUSED = 10
-"""A round ends after this many nodes that it cannot delete; the next round skips them."""
-
-
 class SurplusChore:
-    """Deletes the surplus of a folder; a chore of the leader.
+    """Deletes the surplus of a folder: the names that a function returns of all names."""
 
-    A node that cannot be deleted, because another program created nodes below it, stops no other
-    deletion.
-
-    :param surplus: returns the names to delete, from all names and the Unix time.
-    """
+    # A node that cannot be deleted, because another program created nodes below it, stops no other.
 
     def __init__(
         self,

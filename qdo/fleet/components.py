@@ -31,6 +31,7 @@ from qdo.coordination.znodes.values import encode_with_others, load, typed
 from qdo.errors import RejectedError
 from qdo.fleet.settings_machine import SettingsReport
 
+# The types of the values of a component node.
 _KINDS: Mapping[str, type[Any]] = MappingProxyType(
     {
         **dict.fromkeys(("host", "version", "python", "zone", "state", "settings"), str),
@@ -38,7 +39,9 @@ _KINDS: Mapping[str, type[Any]] = MappingProxyType(
         "started": float,
     }
 )
-"""The types of the values of a component node."""
+_log = logging.getLogger(__name__)
+# The highest format level that a node may name.
+MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +116,10 @@ def skew(processes: list[ProcessDescription]) -> str:
     )
 
 
-_log = logging.getLogger(__name__)
-
-MOST = 10_000
-
-
 @dataclass(frozen=True, slots=True)
 class AppLevel:
-    """The levels in the node of an app.
+    """The levels in the node of an app: that of every worker, and the announced one, 0 for none.
 
-    :ivar format_level: every worker has at least this one.
-    :ivar next_level: the announced one, 0 for none.
     :ivar other: keys of other programs, which are kept.
     """
 
@@ -178,10 +174,9 @@ def require_format_level(client: Client, layout: Layout, format_level: int, what
 
 
 class LevelChore:
-    """Raises the level of the app to that of its oldest worker; a chore of the leader."""
+    """Raises the level of the app to that of its oldest worker, one step in a run."""
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Take the next step; return 0, because it deletes nothing."""
         node = read(client, layout.root)
         if not isinstance(node, NodeRead):
             return 0

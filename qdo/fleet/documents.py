@@ -44,6 +44,13 @@ from qdo.fleet.names import checked_name
 from qdo.system.clock import checked_timeout
 from qdo.system.home_loop import at_home
 
+_log = logging.getLogger(__name__)
+
+# Largest JSON of a document: every process of the app keeps a copy.
+MAX_DOCUMENT_BYTES = 128 * 1024
+# For `if_version`: any version.
+ANY: Final = -1
+
 Decide = Callable[[Node], "list[m.Op] | None"]
 Parse = Callable[[bytes], Any]
 OnChange = Callable[[FolderView, str], None]
@@ -147,8 +154,12 @@ class CoordinatorDocuments:
         guess: m.NodeRead | None,
     ) -> int:
         folder = self._layout.fleet.document_set(name)
+        path = f"{folder}/{key}"
         client = self._client
+        root = self._layout.root
         made = False
+        if self._record is not None:
+            guess = None  # an entry in the action log names the version that was replaced
 
         def decided(node: Node) -> list[m.Op] | None:
             nonlocal made
@@ -157,11 +168,6 @@ class CoordinatorDocuments:
                 made = True
                 make_folder(client, folder)
             return [*ops, self._record(node)] if ops and self._record is not None else ops
-
-        path = f"{folder}/{key}"
-        root = self._layout.root
-        if self._record is not None:
-            guess = None  # an entry in the action log names the version that was replaced
 
         def perform() -> int:
             if self._dry_run:
@@ -178,14 +184,6 @@ class CoordinatorDocuments:
         else:
             self._client.stop()
             self._client.close()
-
-
-_log = logging.getLogger(__name__)
-
-MAX_DOCUMENT_BYTES = 128 * 1024
-"""Largest JSON of a document: every process of the app keeps a copy."""
-ANY: Final = -1
-"""For `if_version`: any version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,13 +379,12 @@ def _encoded(name: str, value: Any, id: str, writer: str) -> bytes:
     except ValueError as error:
         found = f"a value that JSON cannot hold: {error}"
         raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found) from error
-    if len(body) > MAX_DOCUMENT_BYTES:
-        found = f"{len(body)} bytes"
-        raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found)
     about = {"id": id, "by": writer, "at": round(time.time(), 3)}
     data = b'{"value":%b,%b' % (body, ujson.dumps(about).encode()[1:])
-    if load(data)[1] is not None:
+    found = f"{len(body)} bytes" if len(body) > MAX_DOCUMENT_BYTES else ""
+    if not found and load(data)[1] is not None:
         found = "more levels"
+    if found:
         raise DocumentValueError(name=name, limit=MAX_DOCUMENT_BYTES, found=found)
     return data
 

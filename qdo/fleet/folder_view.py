@@ -22,12 +22,9 @@ from typing import Any
 
 from qdo.coordination.protocol import machine as m
 
+# Nodes in a copy, and bytes of all their values; further ones are left out, with a fault.
 MAX_NODES = 10_000
-"""Nodes in a copy; further ones are reported, see `FolderView.fault`."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of all values in a copy."""
-
-
 _Waiter = Callable[[], object]
 
 
@@ -53,7 +50,6 @@ class FolderView(m.Machine):
     :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
     :ivar fault: why the folder is not, or not completely, copied; None if it is.
     :param parse: returns the value of a node's data; raises ValueError for invalid data.
-    :param on_change: called with the name of a node after its change.
     """
 
     def __init__(
@@ -131,7 +127,8 @@ class FolderView(m.Machine):
         self._sync()
 
     def _sync(self) -> None:
-        waiters, self._unasked = self._unasked, []
+        waiters = self._unasked
+        self._unasked = []
         self.ask(m.Sync(self._folder), lambda answer: self._synced(answer, waiters))
 
     def _synced(self, answer: m.Response, waiters: list[_Waiter]) -> None:
@@ -145,10 +142,12 @@ class FolderView(m.Machine):
 
     def flush(self) -> None:
         """Read the changed nodes, and ask for the time of a caller that waits."""
-        dirty, self._dirty = self._dirty, set()
+        dirty = self._dirty
+        self._dirty = set()
         for name in dirty:
             self._reads_sent += 1
             self.ask(m.Get(f"{self._folder}/{name}"), partial(self._got, name, self._place))
+        # The copy has this place once the reads that were sent so far are answered.
         for zxid, waiters in self._synced_at:
             self._places.append((self._reads_sent, zxid, waiters))
         self._synced_at.clear()
@@ -181,17 +180,17 @@ class FolderView(m.Machine):
                 then()
 
     def _apply(self, name: str, node: m.NodeRead, place: int) -> None:
-        held = self.entries.get(name)
-        if held is not None and (held.mzxid == node.mzxid or held.mzxid > max(node.mzxid, place)):
+        copy = self.entries.get(name)
+        if copy is not None and (copy.mzxid == node.mzxid or copy.mzxid > max(node.mzxid, place)):
             return
         size = len(node.data)
-        if held is None and not self.has_room(size):
+        if copy is None and not self.has_room(size):
             self.fault = (
                 f"{self._folder} must have at most {MAX_NODES:,} nodes and {MAX_BYTES >> 20} MiB,"
                 f" so {name!r} is left out"
             )
             return
-        value, fault = None, None
+        value = fault = None
         try:
             value = self._parse(node.data)
         except ValueError as error:
@@ -199,10 +198,10 @@ class FolderView(m.Machine):
         self._replace(name, CopiedNode(value, node.version, node.mzxid, size, fault))
 
     def _replace(self, name: str, entry: CopiedNode) -> None:
-        held = self.entries.get(name)
-        if held == entry:
+        copy = self.entries.get(name)
+        if copy == entry:
             return
-        self._bytes += entry.size - (0 if held is None else held.size)
+        self._bytes += entry.size - (0 if copy is None else copy.size)
         self.entries[name] = entry
         self._on_change(name)
 
@@ -211,7 +210,7 @@ class FolderView(m.Machine):
         return len(self.entries) < MAX_NODES and self._bytes + size <= MAX_BYTES
 
     def _drop(self, name: str) -> None:
-        held = self.entries.pop(name, None)
-        if held is not None:
-            self._bytes -= held.size
+        copy = self.entries.pop(name, None)
+        if copy is not None:
+            self._bytes -= copy.size
             self._on_change(name)

@@ -11,18 +11,20 @@ from typing import Any
 from qdo.coordination.znodes.values import encode_with_others, load, shown, text_of
 from qdo.errors import UsageError
 
+# Largest `max`, `burst`, and starts a second.
 MOST = 1_000_000
-"""Largest `max`, `burst`, and starts a second."""
+# The fault of a limit without a node.
 MISSING = "it does not exist"
-"""The fault of a limit without a node."""
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+RATE_TEXT = "must be a number of starts a second, minute or hour such as 50/s, 5/m or 100/h"
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ShareHolder:
-    """One process in one pool of a limit.
+    """The share of one process: what it holds, and how many it could use at once.
 
     :ivar worker: name of its worker node, or "client/" and the name of a component's node.
-    :ivar wants: number that it could use at once.
     """
 
     worker: str
@@ -30,8 +32,8 @@ class ShareHolder:
     wants: int
 
 
+# In the order in which they are dealt permits.
 ShareHolders = tuple[ShareHolder, ...]
-"""The processes of a pool, in the order in which they are dealt permits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,21 @@ class LimitNode:
     @classmethod
     def parse(cls, data: bytes | None) -> LimitNode:
         value, fault = load(data)
-        most, rate, burst = value.pop("max", None), value.pop("rate", None), value.pop("burst", 1)
-        if fault is None:
-            fault = _fault(most, rate, burst)
-        permits, starts = _holders(value.pop("permits", ())), _holders(value.pop("starts", ()))
-        reason = text_of(value.pop("reason", ""))
-        declared = value.pop("declared", False) is True
+        most = value.pop("max", None)
+        rate = value.pop("rate", None)
+        burst = value.pop("burst", 1)
+        fault = fault or _fault(most, rate, burst)
+        node = cls(
+            reason=text_of(value.pop("reason", "")),
+            permits=_holders(value.pop("permits", ())),
+            starts=_holders(value.pop("starts", ())),
+            declared=value.pop("declared", False) is True,
+            extra=value,
+            fault=fault,
+        )
         if fault is not None:
-            most, rate, burst = None, None, 1
-        rate = None if rate is None else float(rate)
-        return cls(most, rate, burst, reason, permits, starts, value, fault, declared)
+            return node
+        return replace(node, max=most, rate=None if rate is None else float(rate), burst=burst)
 
     @property
     def workers(self) -> frozenset[str]:
@@ -125,7 +132,8 @@ class DeclaredLimit:
 
     def changed(self, before: LimitNode) -> LimitNode | None:
         """Return the limit with these terms; None if they do not apply to it."""
-        mine, is_missing = self.node, before.fault == MISSING
+        mine = self.node
+        is_missing = before.fault == MISSING
         if not is_missing and (self.is_told or not before.declared):
             return None
         same = (mine.max, mine.rate, mine.burst) == (before.max, before.rate, before.burst)
@@ -163,11 +171,6 @@ def _holders(value: Any) -> ShareHolders:
             if is_count(held, 0) and is_count(wants, 0):
                 found.setdefault(worker, ShareHolder(worker, held, wants))
     return tuple(found.values())
-
-
-SECONDS = {"s": 1, "m": 60, "h": 3600}
-RATE_TEXT = "must be a number of starts a second, minute or hour such as 50/s, 5/m or 100/h"
-_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 
 def rate_of(text: Any) -> float:

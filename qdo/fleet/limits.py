@@ -23,8 +23,8 @@ from qdo.fleet.limit_node import MOST, LimitNode, default_burst, is_count, rate_
 from qdo.fleet.names import checked_name
 from qdo.text import did_you_mean
 
+# Workers of lower levels start jobs without permits.
 LIMITS_LEVEL = 1
-"""Workers of lower levels start jobs without permits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class LimitWish:
 
     def applied(self, name: str, node: LimitNode) -> LimitNode:
         """Return the changed limit; raise UsageError for values that are impossible or missing."""
-        most, rate, burst = node.max, node.rate, node.burst
+        most = node.max
+        rate = node.rate
+        burst = node.burst
         if self.max is not None:
             most = None if self.max == "none" else _count(name, "max", self.max, 0)
         if self.rate is not None:
@@ -69,8 +71,7 @@ class LimitWish:
 def _count(name: str, value: str, text: str, least: int) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not is_count(number, least):
-        needs = f"be an integer from {least} to {MOST}"
-        raise _impossible(name, value, needs, text)
+        raise _impossible(name, value, f"be an integer from {least} to {MOST}", text)
     return number
 
 
@@ -92,9 +93,7 @@ def plan_limit(
 ) -> tuple[LimitNode | None, LimitNode]:
     """Return the present limit, None without one, and the limit that `set_limit` makes.
 
-    :raises SharedNameError: the name is not possible.
-    :raises RejectedError: a worker is too old for limits.
-    :raises: as `LimitWish.applied`.
+    Raise RejectedError if a worker is too old for limits.
     """
     path = layout.fleet.limit(checked_name("limit", name))
     wish.applied(name, LimitNode(max=0, rate=1.0))  # check values before anything is created

@@ -30,14 +30,13 @@ from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.fleet.names import writer
 from qdo.fleet.settings_machine import SettingsNode, SettingsReport, SettingsVersion, check_size
-from qdo.system.clock import clock
-from qdo.system.polling import polls
+from qdo.system.clock import clock, polls
 from qdo.text import join_some
 
 NAMES_SHOWN = 5
 
+# Returns the text to propose, from the present node.
 Edit = Callable[[SettingsNode], str]
-"""Returns the text to propose, from the present node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,7 @@ class WorkerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """A version that was put into force.
-
-    :ivar before: the version that was in force, None for none.
-    :ivar seconds: from the proposal until all others used it.
-    """
+    """A version that was put into force; it took `seconds` until all workers but `late` used it."""
 
     version: SettingsVersion
     before: SettingsVersion | None
@@ -90,10 +85,7 @@ def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion
 
 
 def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVersion]:
-    """Return the newest versions that are or were in force, newest first.
-
-    A damaged one has no text, and its `why` has the reason.
-    """
+    """Return the newest versions that are or were in force, newest first; damaged ones too."""
     folder = layout.fleet.settings
     names = filter(is_version_name, names_below(client, folder))
     paths = [f"{folder}/{name}" for name in sorted(names, reverse=True)[:limit]]
@@ -133,12 +125,12 @@ def change_settings(
 ) -> SettingsChange | None:
     """Propose live settings, and put them into force once every worker accepts them.
 
+    Return None if nothing changes. Raise as `propose`, `wait_accepted` and `put_into_force`.
+
     :param edit: see `propose`, which also has `damaged`.
     :param timeout_seconds: how long the workers may take to answer, and then to use them.
     :param force: put them into force although workers refuse them or do not answer: these workers
         keep their settings.
-    :returns: None if nothing changes.
-    :raises: as `propose`, `wait_accepted` and `put_into_force`.
     """
     began = clock()
     proposal = propose(client, layout, edit, why, damaged=damaged)
@@ -164,29 +156,30 @@ def change_settings(
 def propose(
     client: Client, layout: Layout, edit: Edit, why: str = "", *, damaged: bool = False
 ) -> SettingsVersion | None:
-    """Propose live settings to all workers; a former proposal is replaced.
+    """Propose live settings to all workers; return None if the text is already in force.
+
+    A former proposal is replaced. Raise LiveSettingsSizeError if the text is too long.
 
     :param edit: may raise, and is called again if another operator changes the settings meanwhile.
     :param damaged: whether an unreadable node is replaced.
-    :returns: the proposal; None if the text is already in force.
-    :raises LiveSettingsSizeError: the text is too long.
     """
     path = layout.fleet.settings
-    id, who, proposal = uuid.uuid4().hex, writer(), None
+    id = uuid.uuid4().hex
+    proposal: SettingsVersion | None = None
 
     def decide(node: Node) -> Sequence[Op] | None:
         nonlocal proposal
-        found = _parsed(node, damaged)
-        text = edit(found)
-        if text == found.text and found.fault is None:
+        before = _parsed(node, damaged)
+        text = edit(before)
+        if text == before.text and before.fault is None:
             proposal = None
             return None
         check_size(text)
         if not isinstance(node, NodeRead):  # no worker has ever started
             make_folder(client, path)
-        number = next_number(client, layout, found)
-        proposal = SettingsVersion(id, number, text, who, round(time.time(), 3), why)
-        return [SetOp(path, SettingsNode(found.current, proposal).encode(), _version_of(node))]
+        number = next_number(client, layout, before)
+        proposal = SettingsVersion(id, number, text, writer(), round(time.time(), 3), why)
+        return [SetOp(path, SettingsNode(before.current, proposal).encode(), _version_of(node))]
 
     change(client, path, decide, root=layout.root, is_mine=lambda node: id.encode() in node.data)
     return proposal
@@ -197,9 +190,8 @@ def wait_accepted(
 ) -> list[WorkerAnswer]:
     """Wait until every worker that is registered now has accepted a proposal, or is gone.
 
-    :raises SettingsRefusedError: a worker refuses it.
-    :raises SettingsUnansweredError: not all have answered in time.
-    :raises LiveSettingsReplacedError: another proposal replaced it.
+    Raise SettingsRefusedError if a worker refuses it, SettingsUnansweredError if not all answer in
+    time, LiveSettingsReplacedError if another proposal replaced it.
     """
     asked: list[WorkerAnswer] = []
     late: list[WorkerAnswer] = []
@@ -227,10 +219,9 @@ def wait_accepted(
 def put_into_force(
     client: Client, layout: Layout, proposal: SettingsVersion, trail: AuditTrail
 ) -> SettingsVersion | None:
-    """Put a proposal into force, in one transaction with its entry in the action log.
+    """Put a proposal into force, with an entry in the action log; return the version before.
 
-    :returns: the version that was in force before, None for none.
-    :raises LiveSettingsReplacedError: another proposal replaced it.
+    Raise LiveSettingsReplacedError if another proposal replaced it.
     """
     path = layout.fleet.settings
     before: SettingsVersion | None = None
@@ -296,11 +287,9 @@ def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
 
 
 def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
-    """Return the number of the next version, after all kept ones.
-
-    A node that was written by hand may have a lower number than a kept version. The next change
-    could never create its version then.
-    """
+    """Return the number of the next version, after all kept ones."""
+    # A node that was written by hand may have a lower number than a kept version. The next change
+    # could never create its version then.
     names = names_below(client, layout.fleet.settings)
     kept = max((int(name) for name in names if is_version_name(name)), default=0)
     return 1 + max(node.number, kept)

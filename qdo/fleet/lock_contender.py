@@ -39,18 +39,17 @@ class Contender:
 
     @classmethod
     def parse(cls, name: str) -> Contender | None:
-        found = _CONTENDER.fullmatch(name)
-        return cls(name, found[1] == "x", int(found[2])) if found else None
+        match = _CONTENDER.fullmatch(name)
+        return cls(name, match[1] == "x", int(match[2])) if match else None
 
     def waits_for(self, other: Contender) -> bool:
-        """Return whether this one must not hold the lock while the other one exists."""
         return other.number < self.number and (self.exclusive or other.exclusive)
 
 
 class LockContender(Registration):
     """Waits for a lock, holds it, and gives it up.
 
-    :ivar fence: grows with every holder of the lock; 0 before it is held.
+    :ivar fence: 0 before it holds the lock.
     :ivar left: whether it has no node, and will have none.
     :ivar homeless: whether it has left because the lock has no folder, and cannot get one.
     :ivar ahead: data of the contender that this one waits for, b"" if it waits for none.
@@ -153,8 +152,9 @@ class LockContender(Registration):
         if not isinstance(answer, m.ChildrenRead) or self.path is None or self._leaving:
             return
         own = Contender.parse(self.path.rpartition("/")[2])
-        found = filter(None, map(Contender.parse, answer.names))
-        before = [each for each in found if own is not None and own.waits_for(each)]
+        # Nodes of other programs are not contenders.
+        contenders = filter(None, map(Contender.parse, answer.names))
+        before = [each for each in contenders if own is not None and own.waits_for(each)]
         if before:
             last = max(before, key=lambda each: each.number)
             self._watched = f"{self._folder}/{last.name}"

@@ -32,10 +32,9 @@ from qdo.fleet.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
+# How long a release waits for its answer. Without one it is repeated in the background.
 RELEASE_SECONDS = 5.0
-"""How long a release waits for its answer. Without one it is repeated in the background."""
-MAX_REASON = 200
-"""Characters of a reason."""
+MAX_REASON_CHARACTERS = 200
 
 
 class HeldLock:
@@ -92,10 +91,7 @@ class LockService(Protocol):
     permits: PermitService
 
     def register(self, over: Any, timeout_seconds: float) -> None:
-        """Wait until this process has a node; set the event `over` when its session is over.
-
-        :raises CoordinatorUnreachableError: it has none in time.
-        """
+        """Wait until this process has a node; set the event `over` when its session is over."""
 
     def pause(
         self, globs: tuple[str, ...], reason: str, timeout_seconds: float
@@ -108,10 +104,7 @@ class LockService(Protocol):
     def acquire(
         self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Return a lock once it is held, and the function that releases it.
-
-        :raises LockTimeoutError: it is not held in time.
-        """
+        """Return a lock and the function that releases it; raise LockTimeoutError."""
 
 
 @contextmanager
@@ -124,10 +117,10 @@ def held_lock(
 ) -> Iterator[HeldLock]:
     checked_name("lock", name)
     limit = None if timeout_seconds is None else checked_timeout(timeout_seconds)
-    if len(reason) > MAX_REASON:
+    if len(reason) > MAX_REASON_CHARACTERS:
+        most = MAX_REASON_CHARACTERS
         raise UsageError(
-            reason=f"a reason must have at most {MAX_REASON} characters, got {len(reason)}; shorten"
-            " it"
+            reason=f"a reason must have at most {most} characters, got {len(reason)}; shorten it"
         )
     held, release = at_home(
         service().acquire, name, shared, reason, limit, undo=lambda taken: taken[1]()
@@ -156,11 +149,10 @@ class CoordinatorLocks:
     Calls raise NodeRefusedError if the account may not take a lock or pause queues.
 
     :param writer: name of this process in `qdo locks`.
-    :param limits: the terms of limits that the app declares.
     """
 
+    # See `qdo.operators.OperatorService`: its calls use this connection.
     operators = None
-    """See `qdo.operators.OperatorService`; None: its calls use this connection."""
 
     def __init__(
         self,
@@ -188,7 +180,7 @@ class CoordinatorLocks:
     def acquire(
         self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Do as `LockService.acquire`; raise LockLostError if the session ended while it waited."""
+        """Do as `LockService.acquire`; raise LockLostError if the session ended meanwhile."""
         folder = self.layout.fleet.lock(name)
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
@@ -196,14 +188,11 @@ class CoordinatorLocks:
             held = self._wait(waiter, name, timeout_seconds, deadline)
             if held is not None:
                 return held, waiter.release
+            # The contender could not make the folders above the lock: this app is new.
             make_folder(self.connection.client, folder)
 
     def _wait(
-        self,
-        waiter: _Waiter,
-        name: str,
-        timeout_seconds: float | None,
-        deadline: float | None,
+        self, waiter: _Waiter, name: str, timeout_seconds: float | None, deadline: float | None
     ) -> HeldLock | None:
         contender = waiter.contender
         try:
@@ -237,12 +226,9 @@ class CoordinatorLocks:
         record: Record | None = None,
         on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> tuple[Section, Callable[[], None]]:
-        """Do as `LockService.pause`.
-
-        :param record: makes the entry of this section in the action log.
-        :param on_wait: called with the names of the remaining workers, when they change.
-        """
-        connection, client = self.connection, self.connection.client
+        """Do as `LockService.pause`; see `wait_in_force` for `on_wait`."""
+        connection = self.connection
+        client = connection.client
         by = connection.wait_registered(timeout_seconds)
         pause = replace(new_pause(globs, reason), by=by, who=self._writer)
         watch = SectionWatch(self.layout.fleet.holds, pause.id)
@@ -295,18 +281,16 @@ class _Waiter:
         connection.waiters.add(self._changed)
 
     def wait_held(self, deadline: float | None) -> None:
-        """Wait until the contender holds the lock while its session certainly lives.
-
-        After the deadline, wait another moment to learn whether the lock is free.
-        """
+        """Wait until the contender holds the lock, or has ended."""
+        # With a timeout of 0 it takes a moment to learn whether another contender is ahead.
         placed = None if deadline is None else max(deadline, clock() + TRY_SECONDS)
         self._connection.add(self.contender)
         while True:
             limit = deadline if self.contender.ahead else placed
-            left = None if limit is None else limit - clock()
-            if self._ended() or (left is not None and left <= 0):
+            remaining = None if limit is None else limit - clock()
+            if self._ended() or (remaining is not None and remaining <= 0):
                 return
-            self._changed.wait(left)
+            self._changed.wait(remaining)
             self._changed.clear()
 
     def _ended(self) -> bool:
@@ -319,7 +303,7 @@ class _Waiter:
         deadline = clock() + RELEASE_SECONDS
         while not (self.contender.left or self.contender.refusal or self._connection.over):
             if clock() >= deadline:
-                return
+                return  # the machine goes on until its node is gone
             self._changed.wait(deadline - clock())
             self._changed.clear()
         self._connection.remove(self.contender)

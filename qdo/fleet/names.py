@@ -12,6 +12,10 @@ from collections.abc import Collection, Iterable
 from qdo.errors import SharedNameError
 from qdo.queues import QueueFilter, name_error
 
+_TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+# Longer globs count as overlapping: comparing them takes time that grows with the square.
+_MOST_CHARACTERS = 400
+
 
 def checked_name(what: str, name: str) -> str:
     """Return a name; raise SharedNameError if no node can have it."""
@@ -30,26 +34,21 @@ def writer() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-_TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
-_MOST_CHARACTERS = 400
-
-
 def match_everything(globs: Iterable[str], names: Collection[str]) -> bool:
-    """Return whether these globs together match every queue: holding all is rarely intended.
-
-    :param names: the known queues. A glob that matches the only queue does not match everything.
-    """
-    wanted = tuple(globs)
-    if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in wanted):
+    """Return whether these globs together match every one of the known queues."""
+    patterns = tuple(globs)
+    if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in patterns):
         return True  # "*" or "?*"
-    return len(names) > 1 and all(map(QueueFilter(wanted).matcher(), names))
+    # A glob that matches the only queue is meant for this queue.
+    return len(names) > 1 and all(map(QueueFilter(patterns).matcher(), names))
 
 
 def overlap(one: str, other: str) -> bool:
     """Return whether a name may match both globs. A set in brackets counts as any character."""
     if max(len(one), len(other)) > _MOST_CHARACTERS:
         return True
-    first, second = _tokens(one), _tokens(other)
+    first = _tokens(one)
+    second = _tokens(other)
     # `possible[j]`: the tokens of `one` so far and the first j of `other` have a name in common.
     possible = [True, *[False] * len(second)]
     for j, token in enumerate(second):

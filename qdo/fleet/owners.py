@@ -34,10 +34,7 @@ class Owner:
 
 
 def find_owner(client: Client, layout: Layout, queue: str) -> Owner | None:
-    """Return the owner of a queue; None without one, or if its worker is gone.
-
-    :raises CoordinatorUnreachableError: there was no answer in time.
-    """
+    """Return the owner of a queue; None without one, or if its worker is gone."""
     for node in read_nodes(client, [layout.queue(queue)]):
         worker = QueueNode.parse(node.data, node.refused).owner
         for found in read_nodes(client, [layout.worker(worker)] if worker else []):

@@ -28,11 +28,17 @@ from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode, load, shown, string_tuple, text_of, unix_time
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
+_log = logging.getLogger(__name__)
+
+# Every worker compares every queue with all of them.
 MAX_PAUSES = 100
-"""Pauses of an app; every worker compares every queue with all of them."""
 MAX_REASON_CHARACTERS = 500
+# Largest node: twice the size of `MAX_PAUSES` ordinary pauses.
 MAX_BYTES = 64 * 1024
-"""Largest node: twice the size of `MAX_PAUSES` ordinary pauses."""
+# Time between checks whether messages of paused queues have ended, while there are any.
+LOOK_SECONDS = 0.01
+# Time between the leader's checks for expired pauses, while there are any.
+CLEAN_SECONDS = 1.0
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 
@@ -40,10 +46,8 @@ _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 class Pause:
     """Paused queues.
 
-    :ivar id: names the pause for `qdo resume`.
     :ivar who: user and host of its maker.
-    :ivar at: when it was made, Unix time by the clock of its maker.
-    :ivar until: Unix time at which it ends, None for no end.
+    :ivar at: Unix time by the clock of its maker, as is `until`; None for no end.
     :ivar by: path of the ephemeral node of its maker; the pause ends with this node. "" for a
         pause, which needs no process.
     """
@@ -65,11 +69,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class PauseNode:
-    """The value of the node.
-
-    :ivar pauses: in the order of their creation.
-    :ivar fault: why it cannot be read, None if it can. An unreadable node has no `pauses`.
-    """
+    """The value of the node: pauses in the order of their creation, none in a node with a fault."""
 
     pauses: tuple[Pause, ...] = ()
     fault: str | None = None
@@ -102,7 +102,10 @@ class PauseNode:
 def _parsed(value: Any) -> Pause:
     if not isinstance(value, dict):
         raise ValueError(f"a pause must be an object, got {shown(value)}")
-    id, globs, by, until = (value.get(key) for key in ("id", "queues", "by", "until"))
+    id = value.get("id")
+    globs = value.get("queues")
+    by = value.get("by")
+    until = value.get("until")
     queues = string_tuple(globs)
     if not isinstance(id, str) or _ID.fullmatch(id) is None:
         raise ValueError(f"the id of a pause must be 8 to 32 hexadecimal digits, got {shown(id)}")
@@ -112,7 +115,8 @@ def _parsed(value: Any) -> Pause:
         raise ValueError(f"the maker of pause {id} must be the path of a node, got {shown(by)}")
     if until is not None and unix_time(until) is None:
         raise ValueError(f"the end of pause {id} must be a Unix time, got {shown(until)}")
-    why, who = text_of(value.get("why"), MAX_REASON_CHARACTERS), text_of(value.get("who"), 200)
+    why = text_of(value.get("why"), MAX_REASON_CHARACTERS)
+    who = text_of(value.get("who"), 200)
     at = unix_time(value.get("at")) or 0.0
     return Pause(id, queues, why, who, at, unix_time(until), by or "")
 
@@ -136,14 +140,6 @@ def pauses_of(queue: str, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
     return tuple(pause for pause in pauses if QueueFilter(pause.queues).takes(queue))
 
 
-_log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.01
-"""Time between checks whether messages of paused queues have ended, while there are any."""
-CLEAN_SECONDS = 1.0
-"""Time between the leader's checks for expired pauses, while there are any."""
-
-
 class StandstillGate(Protocol):
     """Lets queues of this worker stand still."""
 
@@ -157,8 +153,6 @@ class PauseWatch(m.Machine):
     """Reads the pauses, passes them to the gate and acknowledges them.
 
     :param acknowledge: writes a mzxid into the worker's own node.
-    :param is_leader: returns whether this worker removes expired pauses.
-    :param wall: Unix time.
     """
 
     def __init__(
@@ -223,6 +217,7 @@ class PauseWatch(m.Machine):
         self._node = node
         self._version = answer.version if isinstance(answer, m.NodeRead) and not fault else -1
         self._apply()
+        # An empty node needs no acknowledgment: no operator waits for it.
         if isinstance(answer, m.NodeRead) and fault is None and node.pauses:
             self._unacknowledged = answer.mzxid
         for maker in {pause.by for pause in node.pauses if pause.by} - self._gone:
@@ -247,8 +242,8 @@ class PauseWatch(m.Machine):
             self._apply()
 
     def _apply(self) -> None:
-        """Pass on the pauses, except those whose makers are gone."""
         pauses = self._node.pauses
+        # The leader may take a second to remove those whose makers are gone.
         self._gone &= {pause.by for pause in pauses}
         self._gate.apply([pause for pause in pauses if pause.by not in self._gone])
         now = self._clock()
@@ -279,16 +274,18 @@ class PauseWatch(m.Machine):
             self._unacknowledged = 0
 
     def _clean(self) -> None:
-        pauses, now = self._node.pauses, self._wall()
+        pauses = self._node.pauses
+        now = self._wall()
         over = [pause for pause in pauses if pause.by in self._gone or pause.is_over(now)]
+        # A node that is missing or unreadable has no version, and nothing to remove.
         if over and self._version >= 0:
             self._cleaning = True
-            left = PauseNode(tuple(pause for pause in pauses if pause not in over))
-            write = m.SetOp(self._path, left.encode(), self._version)
+            remaining = PauseNode(tuple(pause for pause in pauses if pause not in over))
+            write = m.SetOp(self._path, remaining.encode(), self._version)
             self.ask(m.Commit((write,)), partial(self._cleaned, over))
 
     def _cleaned(self, over: Sequence[Pause], answer: m.Response) -> None:
-        """Continue: after a change the watch leads to another read."""
+        # After a change the watch leads to another read.
         self._cleaning = False
         for pause in over:
             _log.info("pause %s of %s has ended", pause.id, " ".join(pause.queues))
@@ -298,7 +295,6 @@ class SectionWatch(m.Machine):
     """Tells the maker of a section that an operator has ended it.
 
     :ivar ended: whether the node no longer has the section. It never becomes False again.
-    :param id: id of the section's pause, which is in force.
     """
 
     def __init__(self, path: str, id: str) -> None:

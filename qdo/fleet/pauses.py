@@ -37,20 +37,14 @@ from qdo.fleet.audit import AuditTrail
 from qdo.fleet.audit_entries import Values
 from qdo.fleet.names import overlap, writer
 from qdo.fleet.pause_machine import MAX_PAUSES, MAX_REASON_CHARACTERS, Pause, PauseNode
-from qdo.queues import (
-    MAX_GLOBS_CHARACTERS,
-    MAX_NAME_LENGTH,
-    QueueFilter,
-    is_path_part,
-    name_error,
-)
-from qdo.system.polling import polls
+from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, QueueFilter, is_path_part, name_error
+from qdo.system.clock import polls
 from qdo.text import join_some
 
+# Makes an entry in the action log, from pauses before and after a change.
 Record = Callable[[Sequence[Pause], Sequence[Pause]], CreateOp]
-"""Makes an entry in the action log, from pauses before and after a change."""
+# A longer wait is reported.
 _REPORT_SECONDS = 0.4
-"""A longer wait is reported."""
 NAMES_SHOWN = 5
 
 
@@ -70,10 +64,9 @@ class PausesRead:
 def new_pause(
     queues: Iterable[str], reason: str = "", seconds: float | None = None, id: str = ""
 ) -> Pause:
-    """Return a pause that is not in force yet.
+    """Return a pause that is not in force yet; raise UsageError if a value is not valid.
 
     :param seconds: how long it lasts; None for no end.
-    :raises UsageError: a glob, the reason or the time is not valid.
     """
     globs = tuple(dict.fromkeys(queues))
     if not globs:
@@ -94,10 +87,7 @@ def new_pause(
 
 
 def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
-    """Check that each glob matches a queue; another is probably a mistake.
-
-    :raises NotFoundError: names the glob.
-    """
+    """Raise NotFoundError for a glob that matches no queue: it is probably a mistake."""
     for glob in globs:
         if not any(map(QueueFilter((glob,)).matcher(), names)):
             raise NotFoundError(what="queue that matches", name=glob)
@@ -105,29 +95,30 @@ def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
 
 def read_pauses(client: Client, layout: Layout) -> PausesRead:
     """Return the pauses in force, and up to where each worker obeys."""
-    found = read(client, layout.fleet.holds)
+    answer = read(client, layout.fleet.holds)
     obeyed = _obeyed(client, layout, list_workers(client, layout))
-    if isinstance(found, NodeRead):
-        node = PauseNode.parse(found.data)
-        return PausesRead(replace(node, pauses=in_force(client, node.pauses)), found.mzxid, obeyed)
+    if isinstance(answer, NodeRead):
+        node = PauseNode.parse(answer.data)
+        return PausesRead(replace(node, pauses=in_force(client, node.pauses)), answer.mzxid, obeyed)
     return PausesRead(PauseNode(), 0, obeyed)
 
 
 def in_force(client: Client, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
     """Return the pauses whose makers live; without a leader the others stay in the node."""
-    found = tuple(pauses)
-    makers = sorted({pause.by for pause in found if pause.by})
+    present = tuple(pauses)
+    makers = sorted({pause.by for pause in present if pause.by})
     alive = {"", *(node.path for node in read_nodes(client, makers))}
-    return tuple(pause for pause in found if pause.by in alive)
+    return tuple(pause for pause in present if pause.by in alive)
 
 
 def add_pause(client: Client, layout: Layout, pause: Pause, *, record: Record | None = None) -> int:
-    """Write a pause; return its place in the coordinator's total order. See `wait_in_force`.
+    """Write a pause; return its place in the coordinator's total order, see `wait_in_force`.
 
-    :raises PausesUnreadableError: the present pauses cannot be read.
-    :raises RejectedError: there are too many.
+    Raise PausesUnreadableError if the present pauses cannot be read, RejectedError if there are too
+    many.
     """
-    path, mine = layout.fleet.holds, pause.id.encode()
+    path = layout.fleet.holds
+    mine = pause.id.encode()
     entry: tuple[CreateOp, ...] = ()
 
     def decide(node: Node) -> list[Op]:
@@ -164,27 +155,28 @@ def resume_globs(
     """Remove globs from all pauses, and end pauses without globs; return the changed ones."""
     ended = set(globs)
 
-    def left(pause: Pause) -> Pause | None:
-        if pause.by:
+    def without(pause: Pause) -> Pause | None:
+        if pause.by:  # a section: only its process or its id ends it
             return pause
         queues = tuple(glob for glob in pause.queues if glob not in ended)
         return replace(pause, queues=queues) if queues else None
 
-    return _edit(client, layout, left, record)
+    return _edit(client, layout, without, record)
 
 
 def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> list[Pause]:
     """End all pauses, even unreadable ones; return the readable ones."""
-    found: list[Pause] = []
+    ended: list[Pause] = []
 
     def decide(node: Node) -> list[Op] | None:
-        found[:] = PauseNode.parse(node.data).pauses if isinstance(node, NodeRead) else ()
-        if not isinstance(node, NodeRead) or PauseNode.parse(node.data) == PauseNode():
+        present = PauseNode.parse(node.data) if isinstance(node, NodeRead) else PauseNode()
+        ended[:] = present.pauses
+        if present == PauseNode():
             return None
-        return [*_writing(layout.fleet.holds, node, ()), *_recorded(record, found, ())]
+        return [*_writing(layout.fleet.holds, node, ()), *_recorded(record, ended, ())]
 
     change(client, layout.fleet.holds, decide, root=layout.root)
-    return found
+    return ended
 
 
 def wait_in_force(
@@ -198,11 +190,11 @@ def wait_in_force(
 ) -> int:
     """Wait until no message of its queues runs, and no earlier section pauses one of them.
 
+    Return the number of workers that had to obey. Raise PauseNotObeyedError if they do not in time,
+    SectionLostError if an operator ended this section.
+
     :param zxid: the place that `add_pause` returned.
     :param on_wait: called with the names of the remaining workers, when they change.
-    :returns: the number of workers that had to obey.
-    :raises PauseNotObeyedError: not in time.
-    :raises SectionLostError: an operator ended this section.
     """
     # List them after the pause was written: later workers read it before they start anything.
     waiting = listed = list_workers(client, layout)
@@ -239,32 +231,26 @@ def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str,
 
 
 def _sections_ahead(client: Client, layout: Layout, pause: Pause) -> list[Pause]:
-    pauses = _pauses(read(client, layout.fleet.holds))
     earlier: list[Pause] = []
-    if all(each.id != pause.id for each in pauses):
-        raise SectionLostError(queues=" ".join(pause.queues), reason="an operator has ended it")
-    for each in pauses:
+    for each in _pauses(read(client, layout.fleet.holds)):
         if each.id == pause.id:
-            break
+            return list(in_force(client, earlier))
         if each.by and any(overlap(a, b) for a in each.queues for b in pause.queues):
             earlier.append(each)
-    return list(in_force(client, earlier))
+    raise SectionLostError(queues=" ".join(pause.queues), reason="an operator has ended it")
 
 
 def _edit(
-    client: Client,
-    layout: Layout,
-    left: Callable[[Pause], Pause | None],
-    record: Record | None,
+    client: Client, layout: Layout, edit: Callable[[Pause], Pause | None], record: Record | None
 ) -> list[Pause]:
     changed: list[Pause] = []
 
     def decide(node: Node) -> list[Op] | None:
-        found = _pauses(node)
-        after = [left(pause) for pause in found]
-        different = [pause for pause, new in zip(found, after, strict=True) if new != pause]
+        before = _pauses(node)
+        after = [edit(pause) for pause in before]
+        different = [pause for pause, new in zip(before, after, strict=True) if new != pause]
         if not different:
-            return None  # a repetition whose first try took effect
+            return None  # a repetition whose first try took effect: keep its result
         changed[:] = different
         kept = [pause for pause in after if pause is not None]
         return [*_writing(layout.fleet.holds, node, kept), *_recorded(record, different, kept)]
@@ -274,10 +260,10 @@ def _edit(
 
 
 def _pauses(node: Node) -> tuple[Pause, ...]:
-    found = PauseNode.parse(node.data) if isinstance(node, NodeRead) else PauseNode()
-    if found.fault is not None:
-        raise PausesUnreadableError(reason=found.fault)
-    return found.pauses
+    present = PauseNode.parse(node.data) if isinstance(node, NodeRead) else PauseNode()
+    if present.fault is not None:
+        raise PausesUnreadableError(reason=present.fault)
+    return present.pauses
 
 
 def _recorded(
@@ -287,10 +273,8 @@ def _recorded(
 
 
 def _writing(path: str, node: Node, pauses: Iterable[Pause]) -> list[Op]:
-    data = PauseNode(tuple(pauses)).encode()
-    if isinstance(node, NodeRead):
-        return [SetOp(path, data, node.version)]
-    return [SetOp(path, data, 0)]
+    version = node.version if isinstance(node, NodeRead) else 0
+    return [SetOp(path, PauseNode(tuple(pauses)).encode(), version)]
 
 
 # --- with an entry in the action log ---
@@ -314,18 +298,17 @@ def resume_pause(client: Client, layout: Layout, id: str, reason: str, by: str =
 def chosen(found: PauseNode, globs: Sequence[str], id: str | None = None) -> list[Pause]:
     """Return the pauses that end, or that lose one of these globs; all without globs and id.
 
-    :raises NotFoundError: the pause does not exist, or no pause has one of these globs.
-    :raises PausesUnreadableError: the pauses cannot be read.
+    Raise NotFoundError if there is no such pause, or no pause has one of these globs.
     """
     if not globs and id is None:
         return list(found.pauses)
     if found.fault is not None:
         raise PausesUnreadableError(reason=found.fault)
     if id is not None:
-        chosen = [pause for pause in found.pauses if pause.id == id]
-        if not chosen:
+        named = [pause for pause in found.pauses if pause.id == id]
+        if not named:
             raise NotFoundError(what="pause", name=id)
-        return chosen
+        return named
     pauses = [pause for pause in found.pauses if not pause.by]
     present = {glob for pause in pauses for glob in pause.queues}
     unknown = [glob for glob in globs if glob not in present]
@@ -336,12 +319,7 @@ def chosen(found: PauseNode, globs: Sequence[str], id: str | None = None) -> lis
 
 @contextmanager
 def recorded(
-    client: Client,
-    layout: Layout,
-    command: str,
-    globs: Sequence[str],
-    reason: str,
-    by: str = "",
+    client: Client, layout: Layout, command: str, globs: Sequence[str], reason: str, by: str = ""
 ) -> Iterator[Record]:
     with AuditTrail(client, layout, command, reason, by).change(" ".join(globs)) as entry:
         yield lambda before, after: entry(_logged(before), _logged(after))

@@ -1,6 +1,6 @@
 """The part of a limit that one process may use: permits, and starts at a rate. Counts, without I/O.
 
-A count belongs to one registration. At most `cap` may be in use; the node has at least `held`.
+Each belongs to one registration. At most `cap` may be in use; the node has at least `held`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from itertools import repeat
 
 from qdo.fleet.limit_node import MOST, ShareHolder
 
+# A window, but for rounding.
 FULL = 1 - 1e-9
-"""A window, but for rounding."""
 
 
 def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
@@ -36,7 +36,6 @@ def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
 class PermitCount:
     """The permits of one process.
 
-    :ivar unlimited: the limit does not limit this.
     :ivar held: the share of the last acknowledged write.
     :ivar cap: most in use; lowered at once, raised by acknowledged writes only.
     :ivar got_at: when `held` became more than 0.
@@ -83,7 +82,8 @@ class PermitCount:
         return self.peak
 
     def measure_again(self, now: float) -> None:
-        self.peak, self.peak_since = self.demand(now), now
+        self.peak = self.demand(now)
+        self.peak_since = now
 
     def limit(self, cap: int, now: float) -> None:
         if cap < self.cap:
@@ -92,7 +92,8 @@ class PermitCount:
 
     def acknowledge(self, held: int, cap: int, now: float) -> None:
         if held and not self.held:
-            self.got_at, self.used = now, False
+            self.got_at = now
+            self.used = False
         self.held = held
         self.limit(min(cap, held), now)
 
@@ -125,9 +126,10 @@ class StartCount(PermitCount):
 
     def _count(self, now: float) -> None:
         """Forget the starts before the window that ends now."""
-        self.interrupt()
+        self.interrupt()  # the engine may have started messages that are not counted yet
         self._at = now
-        started, since = self._started, now - self.window_seconds * FULL
+        started = self._started
+        since = now - self.window_seconds * FULL
         while started and started[0] <= since:
             started.popleft()
         self.in_use = len(started)
@@ -168,10 +170,11 @@ class StartCount(PermitCount):
 
     def next_at(self, now: float) -> float:
         self._count(now)
-        over = self.in_use - self.cap
-        if over < 0:
+        excess = self.in_use - self.cap
+        if excess < 0:
             return now
-        return self._started[over] + self.window_seconds if self.cap else float("inf")
+        # The cap may have been lowered below the number in use: then several must leave the window.
+        return self._started[excess] + self.window_seconds if self.cap else float("inf")
 
     def less_at(self, now: float) -> float:
         self._count(now)

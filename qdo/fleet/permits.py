@@ -29,11 +29,11 @@ from qdo.fleet.shares import LimitShare
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
+# How long `try_acquire` waits for a share, once the coordinator knows that this process wants it.
+# Until then it waits as long as for a registration: a slow answer does not mean no.
 TRY_SECONDS = 0.5
-"""How long `try_acquire` waits for a share, once the coordinator knows that this process wants it.
-Until then it waits as long as for a registration: a slow answer does not mean no."""
+# How long the registration of this process may take.
 REGISTER_SECONDS = 15.0
-"""How long the registration of this process may take."""
 
 
 class HeldPermit:
@@ -117,8 +117,8 @@ class PermitAsk:
         service = self._service()
         with ExitStack() as stack:
             for name in self._names:
-                left = None if deadline is None else max(0.0, deadline - clock())
-                give_back = at_home(service.take, name, left, undo=_undo_take)
+                seconds = None if deadline is None else max(0.0, deadline - clock())
+                give_back = at_home(service.take, name, seconds, undo=_undo_take)
                 if give_back is None:
                     return name
                 stack.callback(at_home, give_back)
@@ -142,14 +142,12 @@ def _undo_take(give_back: Callable[[], None] | None) -> None:
 
 
 class _Waiter:
-    """A caller that waits for a permit; changed on the loop of the connection only.
+    """A caller that waits for a permit; changed on the loop of the connection only."""
 
-    :ivar event: set with a permit, with a fault, and once when the coordinator knows of it.
-    """
-
+    # The event is set with a permit, with a fault, and once when the coordinator knows of it.
     def __init__(self, event: Any) -> None:
         self.event = event
-        self.granted = self.gone = self.asked = False
+        self.granted = self.asked = False
         self.fault: str | None = None
 
     @property
@@ -173,7 +171,6 @@ class _Line:
 
     def leave(self, waiter: _Waiter) -> None:
         """Remove a caller, and return its permit if it has got one by now."""
-        waiter.gone = True
         if waiter.granted:
             self.give_back()
         elif waiter in self.waiting:
@@ -185,7 +182,6 @@ class _Line:
         self.serve()
 
     def serve(self) -> None:
-        """Give permits to the callers that have waited longest."""
         while self.waiting and self.share.has_free():
             self.share.take()
             waiter = self.waiting.popleft()
@@ -196,7 +192,7 @@ class _Line:
             waiter = self.waiting.popleft()
             waiter.fault = fault
             waiter.event.set()
-        if self.share.has_asked:
+        if self.share.has_asked:  # their time to wait for a share begins now
             for waiter in self.waiting:
                 if not waiter.asked:
                     waiter.asked = True
@@ -222,9 +218,8 @@ class CoordinatorPermits:
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
         """Do as `PermitService.take`.
 
-        :raises RejectedError: the limit cannot be read or written.
-        :raises PermitLostError: the session ended while it waited.
-        :raises CoordinatorUnreachableError: this process cannot be registered.
+        Also raise RejectedError if the limit cannot be read or written, PermitLostError if the
+        session ended meanwhile, CoordinatorUnreachableError if this process cannot be registered.
         """
         connection = self._connection
         try:

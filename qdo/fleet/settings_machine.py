@@ -30,8 +30,10 @@ from qdo.coordination.znodes.layout import is_version_name
 from qdo.coordination.znodes.values import encode, load, shown, text_of, unix_time
 from qdo.errors import LiveSettingsSizeError
 
+_log = logging.getLogger(__name__)
+
+# Longest text of a version. The node has two, and JSON may need three times as many bytes.
 MAX_TEXT_BYTES = 64 * 1024
-"""Longest text of a version. The node holds two, and JSON may need three times as many bytes."""
 MAX_WHY_CHARACTERS = 500
 KEPT_VERSIONS = 100
 _MAX_WHO_CHARACTERS = 200
@@ -43,10 +45,9 @@ _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 class SettingsVersion:
     """One version of the live settings, in force or proposed.
 
-    :ivar id: names it; a version that is proposed again gets another one.
+    :ivar id: a version that is proposed again gets another one.
     :ivar number: counts the versions that were in force.
     :ivar text: the settings as TOML.
-    :ivar who: user and host of its author.
     :ivar at: when it was proposed, Unix time by the clock of its author.
     """
 
@@ -65,7 +66,9 @@ class SettingsVersion:
         """Return a version from its JSON; raise ValueError for any other value."""
         if not isinstance(value, dict):
             raise ValueError(f"a version must be an object, got {shown(value)}")
-        id, number, text, at = (value.get(key) for key in ("id", "number", "text", "at"))
+        id = value.get("id")
+        number = value.get("number")
+        text = value.get("text")
         if not isinstance(id, str) or _ID.fullmatch(id) is None:
             raise ValueError(
                 f"the id of a version must be 8 to 32 hexadecimal digits, got {shown(id)}"
@@ -78,9 +81,14 @@ class SettingsVersion:
             raise ValueError(
                 f"the text of a version must have at most {MAX_TEXT_BYTES} bytes, got {shown(text)}"
             )
-        who = text_of(value.get("who"), _MAX_WHO_CHARACTERS)
-        why = text_of(value.get("why"), MAX_WHY_CHARACTERS)
-        return cls(id, number, text, who, unix_time(at) or 0.0, why)
+        return cls(
+            id,
+            number,
+            text,
+            who=text_of(value.get("who"), _MAX_WHO_CHARACTERS),
+            at=unix_time(value.get("at")) or 0.0,
+            why=text_of(value.get("why"), MAX_WHY_CHARACTERS),
+        )
 
 
 def surplus_versions(names: Collection[str], now: float) -> list[str]:
@@ -91,11 +99,9 @@ def surplus_versions(names: Collection[str], now: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SettingsNode:
-    """The value of the node.
+    """The value of the node: the version in force, and the one that every worker checks.
 
-    :ivar current: the version in force; None: there are no live settings.
-    :ivar proposal: the version that every worker checks; None without one.
-    :ivar fault: why the node cannot be read, None if it can. The others are None in such a node.
+    Both are None in a node with a fault.
     """
 
     current: SettingsVersion | None = None
@@ -117,26 +123,23 @@ class SettingsNode:
         if fault is not None:
             return cls(fault=fault)
         try:
-            current, proposal = (
-                None if value.get(key) is None else SettingsVersion.parse(value[key])
-                for key in ("current", "proposal")
-            )
+            return cls(_version(value.get("current")), _version(value.get("proposal")))
         except ValueError as error:
             return cls(fault=str(error))
-        return cls(current, proposal)
 
     def encode(self) -> bytes:
         found = {"current": self.current, "proposal": self.proposal}
         return encode({key: asdict(each) for key, each in found.items() if each is not None})
 
 
+def _version(value: Any) -> SettingsVersion | None:
+    return None if value is None else SettingsVersion.parse(value)
+
+
 def check_size(text: str) -> None:
     """Raise LiveSettingsSizeError for live settings that are too long."""
     if len(text.encode()) > MAX_TEXT_BYTES:
         raise LiveSettingsSizeError(limit=MAX_TEXT_BYTES, found=len(text.encode()))
-
-
-_log = logging.getLogger(__name__)
 
 
 class SettingsUser(Protocol):
@@ -224,15 +227,18 @@ class SettingsWatch(m.Machine):
         elif node.fault is not None:
             self._log_fault(node.fault)
         self._was_read = True
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for then in waiting:
             then()
 
     def _take(self, node: SettingsNode) -> None:
         """Use the version in force if this process accepts it, and judge the proposal."""
-        judged, why = node.current, self._use(node.current)
+        judged = node.current
+        why = self._use(node.current)
         if node.proposal is not None:
-            judged, why = node.proposal, self._user.check(node.proposal)
+            judged = node.proposal
+            why = self._user.check(node.proposal)
         self._accepted = judged if why is None else None
         id = "" if judged is None else judged.id
         in_use = self._user.in_use

@@ -32,37 +32,33 @@ from qdo.coordination.protocol import machine as m
 from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout, clients_of, holder_of
 from qdo.coordination.znodes.values import MAX_VALUE_BYTES
-from qdo.fleet.limit_node import (
-    MISSING,
-    DeclaredLimit,
-    LimitNode,
-    ShareHolder,
-    ShareHolders,
-)
+from qdo.fleet.limit_node import MISSING, DeclaredLimit, LimitNode, ShareHolder, ShareHolders
 from qdo.fleet.permit_counts import PermitCount, StartCount, targets
 
+# How long a process keeps a used permit that others wait for.
 TURN_SECONDS = 0.1
-"""How long a process keeps a used permit that others wait for."""
+# It keeps it for at least this many times as long as the coordinator takes to answer: handing it on
+# takes at least two answers.
 TURN_ANSWERS = 10
-"""It keeps it for at least this many times as long as the coordinator takes to answer: handing it
-on takes at least two answers."""
+# The longest turn, however late answers are.
 LONGEST_TURN_SECONDS = 5.0
-"""The longest turn, however late answers are."""
+# About how long it keeps one that it cannot use, because it lacks a permit of another limit.
 UNUSED_SECONDS = 1.0
-"""About how long it keeps one that it cannot use, because it lacks a permit of another limit."""
+# How long a process asks for permits that it does not use, while no other process needs them.
 IDLE_SECONDS = 1.0
-"""How long a process asks for permits that it does not use, while no other process needs them."""
+# The same while another process needs them.
 LACK_SECONDS = 0.1
-"""The same while another process needs them."""
+# Shortest time between two writes of a limit.
+WRITE_SECONDS = 0.05
+# Time between attempts to serve callers while the lease is over.
+LEASE_SECONDS = 0.25
+# Time between attempts to read or write a refused node.
+REFUSED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The count as this process plans to write it.
-
-    :ivar holders: all processes, in order.
-    :ivar cap: its own cap afterwards.
-    """
+    """What this process plans to write: all processes in order, and its own cap afterwards."""
 
     holders: ShareHolders
     cap: int
@@ -74,7 +70,6 @@ class Planner:
     :ivar act_at: when the plan may change without an event.
     :ivar answer_seconds: how long the coordinator took for the last answer.
     :ivar changed: whether a plan switched a count between limited and not; the caller resets it.
-    :param chance: returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class Planner:
     def plan(
         self, count: PermitCount, holders: ShareHolders, total: int | None, gone: Set[str]
     ) -> Plan:
-        """Plan the holders of a count, at most `total` permits unless None; lower its cap now."""
+        """Plan who holds how many of `total`, None for any number; lower the own cap now."""
         now = self._clock()
         if (total is None) != count.unlimited:
             self.changed = True
@@ -124,6 +119,7 @@ class Planner:
         if target < count.cap:
             count.limit(target, now)
         free = total - sum(each.held for each in rest)
+        # Permits in use stay in the node until their callers return them.
         held = max(target, count.occupied)
         if held > target:
             self.act_at = min(self.act_at, count.less_at(now))
@@ -159,6 +155,7 @@ class Planner:
         dealt = targets(total, rest)
         starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
+        # Only a process with a share moves to the end: otherwise others never get a turn.
         if not starved or not rest[index].held or not dealt[index]:
             return False
         stay = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, TURN_ANSWERS * self.answer_seconds))
@@ -182,14 +179,6 @@ def _deal(total: int, holders: ShareHolders, own: ShareHolder | None = None) -> 
     return tuple(dealt)
 
 
-WRITE_SECONDS = 0.05
-"""Shortest time between two writes of a limit."""
-LEASE_SECONDS = 0.25
-"""Time between attempts to serve callers while the lease is over."""
-REFUSED_SECONDS = 5.0
-"""Time between attempts to read or write a refused node."""
-
-
 class LimitShare(m.Machine):
     """The share of one limit that one registration has.
 
@@ -198,7 +187,6 @@ class LimitShare(m.Machine):
     :param worker: name of the worker node, or "client/" and the name of a component's node.
     :param declared: the terms of the app; the limit gets them unless an operator has set others.
     :param on_change: called when more may be taken, or when `fault` has changed.
-    :param chance: returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -217,13 +205,15 @@ class LimitShare(m.Machine):
         self.limit = limit
         self.fault: str | None = None
         self.has_asked = False
-        self.permits, self.starts = PermitCount(), StartCount()
+        self.permits = PermitCount()
+        self.starts = StartCount()
         self.counts: tuple[PermitCount, ...] = (self.permits, self.starts)
         self._worker = worker
         self._lease = lease
         self._clock = clock
         self._on_change = on_change
-        self._path, self._own = layout.fleet.limit(limit), holder_of(layout.root, worker)
+        self._path = layout.fleet.limit(limit)
+        self._own = holder_of(layout.root, worker)
         self._folders = {"": layout.workers, "client/": clients_of(layout.root)}
         self._node: LimitNode | None = None
         self._version = 0
@@ -234,7 +224,8 @@ class LimitShare(m.Machine):
         self._is_listed = False
         self._told = self._conflicts = 0
         self._earns = False
-        self._write_at, self._act_at, self._retry_at = 0.0, 0.0, float("inf")
+        self._write_at = self._act_at = 0.0
+        self._retry_at = float("inf")
         self._chance = chance
         self._declared = declared
         self._has_folder = True
@@ -277,26 +268,29 @@ class LimitShare(m.Machine):
 
     def wait(self, count: int) -> bool:
         """Set how many callers wait; return True if the caller must wake the loop."""
-        permits, before = self.permits, self.permits.waiting
+        permits = self.permits
+        before = permits.waiting
         permits.waiting = self.starts.waiting = count
         return count > before and (not before or permits.in_use + count > self._told)
 
     # --- events ---------------------------------------------------------------------------
 
     def connected(self) -> None:
-        self._up, self._busy = True, False
         self._forget()
+        self._up = True
 
     def suspended(self) -> None:
-        self._up = self._busy = False
         self._forget()
+        self._up = False
 
     def _forget(self) -> None:
-        self._node, self._names, self._watched = None, None, False
+        self._node = self._names = None
+        self._watched = self._busy = False
 
     def changed(self, path: str) -> None:
         if path == self._path:
-            self._node, self._watched = None, False
+            self._node = None
+            self._watched = False
         else:
             self._names = None
             if self._lacks():
@@ -305,7 +299,8 @@ class LimitShare(m.Machine):
     def tick(self) -> None:
         now = self._clock()
         if now >= self._retry_at:
-            self._node, self._retry_at = None, float("inf")
+            self._node = None
+            self._retry_at = float("inf")
         if now >= self._act_at:
             self._act_at = float("inf")
         self._earns = False
@@ -317,7 +312,7 @@ class LimitShare(m.Machine):
         return min(self._act_at, self._retry_at, self._next_start())
 
     def awaits_token(self) -> bool:
-        """Return whether a caller lacks only a token, and the loop does not know it yet."""
+        """Whether a caller lacks only a token, and the loop does not know it yet."""
         return not self._earns and self._lacks_token(self._clock())
 
     def _lacks_token(self, now: float) -> bool:
@@ -326,7 +321,7 @@ class LimitShare(m.Machine):
         return bool(able) and self.permits.has_free(now) and not starts.has_free(now)
 
     def _next_start(self) -> float:
-        """Return when a waiting caller can start, if it lacks only a token."""
+        # The loop must know the moment at which a waiting caller gets the token that it lacks.
         now = self._clock()
         if self._lacks_token(now):
             self._earns = True
@@ -345,8 +340,9 @@ class LimitShare(m.Machine):
         self._look_at_lease()
 
     def _look_at_lease(self) -> None:
-        """Serve waiting callers as soon as the lease is valid again."""
-        now, lapsed = self._clock(), self._lapsed
+        # Nothing announces that the lease is valid again: look while callers wait.
+        now = self._clock()
+        lapsed = self._lapsed
         self._lapsed = self._lacks() and now >= self._lease.until
         if self._lapsed:
             self._act_at = min(self._act_at, now + LEASE_SECONDS)
@@ -406,7 +402,7 @@ class LimitShare(m.Machine):
         self._on_change()
 
     def _declare(self, node: LimitNode, is_new: bool) -> None:
-        """Write the terms of the app, then read the limit again."""
+        # After the answer, whatever it is, `flush` reads the limit again.
         data = node.encode()
         write: m.Op = (
             m.CreateOp(self._path, data) if is_new else m.SetOp(self._path, data, self._version)
@@ -427,7 +423,7 @@ class LimitShare(m.Machine):
         self.ask(m.Commit((m.CheckOp(self._own), *made, write)), answered)
 
     def _refused(self, answer: m.Response) -> LimitNode:
-        """Return an unusable limit, and try again after a while."""
+        """Return an unusable limit, to be tried again after a while."""
         self._retry_at = self._clock() + REFUSED_SECONDS
         reason = answer.reason if isinstance(answer, (m.Refused, m.Rejected)) else "no answer"
         return LimitNode(fault=f"the coordinator refuses it: {reason}")
@@ -442,19 +438,19 @@ class LimitShare(m.Machine):
         self.ask(m.Children(self._folders[prefix], watch=True), partial(self._listed, prefix))
 
     def _listed(self, prefix: str, answer: m.Response) -> None:
-        """Note which holders of one kind are gone: none without a list of the live ones."""
         self._busy = False
         if isinstance(answer, m.NoResponse) or self._node is None:
             return
-        found = listed = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
+        alive = holders = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
+        # Without a list, as of a folder that it may not read, all count as alive.
         if isinstance(answer, (m.ChildrenRead, m.NodeMissing)):
-            found = {prefix + name for name in getattr(answer, "names", ())}
+            alive = {prefix + name for name in getattr(answer, "names", ())}
         if not prefix:
-            self._names = frozenset(found)
+            self._names = frozenset(alive)
         elif self._names is not None:  # else a worker has left since
-            self._names |= found
-        self._gone |= listed - found
-        for each in listed - found:
+            self._names |= alive
+        self._gone |= holders - alive
+        for each in holders - alive:
             self._gone_at.setdefault(each, self._clock())
         if not prefix and any("/" in each for each in self._node.workers):
             self._list("client/")
@@ -467,7 +463,8 @@ class LimitShare(m.Machine):
         self.starts.set_rate((node.rate or 0.0) / node.burst, now)
         burst = node.burst if node.rate is not None else None
         planner = self._planner
-        planner.act_at, planner.changed = float("inf"), False
+        planner.act_at = float("inf")
+        planner.changed = False
         permits = planner.plan(self.permits, node.permits, node.max, self._gone)
         # The last starts of a holder that is gone count for a window.
         over = {each: self._gone_at[each] + self.starts.window_seconds for each in self._gone}
@@ -485,7 +482,7 @@ class LimitShare(m.Machine):
             self._act_at = min(self._act_at, self._write_at)
             return
         if len(data := after.encode()) > MAX_VALUE_BYTES:
-            return
+            return  # the coordinator would close the connection; others may leave the node
         self._write_at = now + WRITE_SECONDS
         self._busy = self._is_listed = True
 
@@ -497,7 +494,7 @@ class LimitShare(m.Machine):
         )
 
     def _raise_caps(self, *plans: Plan) -> None:
-        """Use what was lowered since the last write, and what other processes have dealt."""
+        # Use what was lowered since the last write, and what other processes have dealt.
         for count, plan in zip(self.counts, plans, strict=True):
             cap = min(plan.cap, count.held)
             if count.cap < cap:
@@ -513,8 +510,8 @@ class LimitShare(m.Machine):
         if isinstance(answer, m.NoResponse):
             self._in_doubt = True
         elif isinstance(answer, m.Committed):
-            self._in_doubt, self._is_listed = False, self._worker in after.workers
-            self.has_asked = self._is_listed
+            self._in_doubt = False
+            self._is_listed = self.has_asked = self._worker in after.workers
             self._conflicts = 0
             for count, plan in zip(self.counts, plans, strict=True):
                 own = (each.held for each in plan.holders if each.worker == self._worker)
@@ -524,6 +521,7 @@ class LimitShare(m.Machine):
             self._on_change()
         else:
             self._node = None  # another write came first
+            # Repeat it at once, but not in step with the other process again and again.
             self._write_at = now + (self._chance() * WRITE_SECONDS if self._conflicts else 0.0)
             self._conflicts += 1
             if isinstance(answer, m.Rejected) and answer.refuses(answer.index):

@@ -19,8 +19,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode_with_others, load, shown, text_of
 from qdo.text import iso_time
 
+# The year 3058: calendars end in 9999, and the next occurrence may be decades later.
 _MOST_LAST = 2**35
-"""The year 3058: calendars end in 9999, and the next occurrence may be decades later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class TimerNode:
     :ivar when: the schedule in the leader's code; "" if it has no such timer any more.
     :ivar by: the leader that wrote it.
     :ivar refused: why the occurrence after `last` cannot be sent, "" if it can.
-    :ivar fault: why the node cannot be read, None if it can.
     :ivar version: -1 if it does not exist yet.
     :ivar written: Unix time of the coordinator's clock.
     """
@@ -51,15 +50,23 @@ class TimerNode:
     @classmethod
     def parse(cls, node: NodeValue) -> TimerNode:
         value, fault = load(node.data)
-        found = value.pop("last", None)
-        last, next_ = _time_of(found), _time_of(value.pop("next", None))
-        names = ("when", "queue", "by", "refused")
-        when, queue, by, refused = (text_of(value.pop(key, "")) for key in names)
+        text = value.pop("last", None)
+        last = _time_of(text)
         fault = node.refused or fault
         if not last and fault is None:
-            fault = f"last must be a time such as 2026-11-26T01:30:00Z, got {shown(found)}"
-        place = fault, node.version, node.written
-        return cls(last, next_, when, queue, by, refused, *place, value)
+            fault = f"last must be a time such as 2026-11-26T01:30:00Z, got {shown(text)}"
+        return cls(
+            last,
+            _time_of(value.pop("next", None)),
+            when=text_of(value.pop("when", "")),
+            queue=text_of(value.pop("queue", "")),
+            by=text_of(value.pop("by", "")),
+            refused=text_of(value.pop("refused", "")),
+            fault=fault,
+            version=node.version,
+            written=node.written,
+            extra=value,
+        )
 
     def encode(self) -> bytes:
         times = {"last": iso_time(self.last), "next": iso_time(self.next)}
@@ -91,12 +98,15 @@ def write_timers(
     client: Client, layout: Layout, fence: CheckOp, nodes: Mapping[str, TimerNode]
 ) -> list[str]:
     """Write each node at the version that was read; return those whose write may have failed."""
-    folder, ops = layout.fleet.timers, list[Op]()
+    folder = layout.fleet.timers
+    ops: list[Op] = []
     if any(node.version < 0 for node in nodes.values()):
         make_folder(client, folder)
     for name, node in nodes.items():
-        path, data = f"{folder}/{name}", node.encode()
+        path = f"{folder}/{name}"
+        data = node.encode()
         ops.append(CreateOp(path, data) if node.version < 0 else SetOp(path, data, node.version))
+    # In transactions of their own: one node that another leader has written stops no other.
     answers = commit_each(client, [(fence, op) for op in ops])
     pairs = zip(nodes, answers, strict=True)
     return [name for name, answer in pairs if not isinstance(answer, Committed)]

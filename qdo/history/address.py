@@ -17,10 +17,10 @@ from qdo.text import how_to_install, wrong_form
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+# How long a write waits for another one of the same file; it is repeated a second later.
 BUSY_SECONDS = 2.0
-"""How long a write waits for another one of the same file; it is repeated a second later."""
+# How long PostgreSQL may take for a statement, which includes waiting for locks.
 STATEMENT_SECONDS = 10.0
-"""How long PostgreSQL may take for a statement, which includes waiting for locks."""
 
 
 def history_error(url: str) -> str | None:

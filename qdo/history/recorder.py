@@ -21,19 +21,30 @@ from qdo.message import Batch, Message
 from qdo.outcomes import OutcomeName
 from qdo.text import error_kind
 
+# Rows of owners that are kept while the database does not take them: a worker claims many queues at
+# once, and each of them has a row for its claim and one for its end. 20 MiB.
 MAX_KEPT_OWNERS = 100_000
-"""Rows that are kept while the database does not take them: a worker claims many queues at once,
-and each of them has a row for its claim and one for its end. 20 MiB."""
+# Rows of each other table that are kept meanwhile.
+MAX_KEPT = 10_000
+# Upper bounds of all classes but the last, in seconds: 0.1 ms, 0.3 ms, ... 478 s.
+BOUNDS = tuple(0.0001 * 3.0**index for index in range(15))
+BUCKETS = len(BOUNDS) + 1
+# Indexes of the counts of a queue; the counts of the classes of durations follow.
+FAILED, RETRIED, DEAD_LETTERED, BUSY, FIRST_BUCKET = range(5)
+SIZE = FIRST_BUCKET + BUCKETS
+# An attempt that returned after this long gets a row of its own.
+SLOW_SECONDS = 10.0
+
+Counts = list[float]
+_Call = Callable[[Any, Any], None]
+_FAILURES = {"retry": RETRIED, "dead-letter": DEAD_LETTERED, "block": FAILED}
+_SHORT = BOUNDS[0]
 
 
 class OwnerRow(NamedTuple):
-    """A claim of a queue; a tuple, because making one takes a third of the time of a dataclass.
+    """A claim of a queue, with Unix times; `ended` and `why` are None while it is open."""
 
-    :ivar claimed: Unix time, as is `ended`.
-    :ivar ended: None while it is open.
-    :ivar why: one of `ENDINGS` of the protocol; None while it is open.
-    """
-
+    # A tuple, because making one takes a third of the time of a dataclass.
     queue: str
     fence: int
     owner: str
@@ -43,11 +54,7 @@ class OwnerRow(NamedTuple):
 
 
 class OwnerRows:
-    """The claims of one worker process, and their ends.
-
-    :ivar pending: rows to be written, oldest first. The thread removes them.
-    :ivar dropped: rows for which there was no room.
-    """
+    """The claims of one worker process, and their ends. The thread removes `pending` rows."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.pending: deque[OwnerRow] = deque()
@@ -73,52 +80,31 @@ class OwnerRows:
             self.dropped += 1
 
 
-BOUNDS = tuple(0.0001 * 3.0**index for index in range(15))
-"""Upper bounds of all classes but the last, in seconds: 0.1 ms, 0.3 ms, ... 478 s."""
-BUCKETS = len(BOUNDS) + 1
-
-
 def bucket_of(seconds: float) -> int:
     return bisect_right(BOUNDS, seconds)
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """Return a duration in seconds that this share of attempts did not exceed.
+    """Return a duration in seconds that this share of attempts did not exceed; None without any.
 
-    It is the upper bound of a class: at most three times too large. Durations above the last bound
-    count as that bound. None without any attempt.
+    It is the upper bound of a class: at most three times too large.
     """
-    wanted = share * sum(counts)
-    if not wanted:
+    attempts = share * sum(counts)
+    if not attempts:
         return None
     reached = 0
     for bound, count in zip(BOUNDS, counts, strict=False):
         reached += count
-        if reached >= wanted:
+        if reached >= attempts:
             return bound
     return BOUNDS[-1]
 
 
-FAILED, RETRIED, DEAD_LETTERED, BUSY, FIRST_BUCKET = range(5)
-"""Indexes of the counts of a queue; the counts of the classes of durations follow."""
-SIZE = FIRST_BUCKET + BUCKETS
-SLOW_SECONDS = 10.0
-"""An attempt that returned after this long gets a row of its own."""
-MAX_KEPT = 10_000
-"""Rows of each table that are kept while the database does not take them."""
-
-Counts = list[float]
-_Call = Callable[[Any, Any], None]
-_FAILURES = {"retry": RETRIED, "dead-letter": DEAD_LETTERED, "block": FAILED}
-_SHORT = BOUNDS[0]
-
-
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One attempt that gets a row of its own.
+    """One attempt that gets a row of its own, with the Unix time of its end.
 
     :ivar seconds: how long the job ran; None if it did not run.
-    :ivar at: Unix time of its end.
     """
 
     queue: str
@@ -132,11 +118,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """One entry of the action log.
-
-    :ivar at: Unix time.
-    :ivar before: the changed values as JSON; None if the entry has none, as is `after`.
-    """
+    """One entry of the action log; the changed values are JSON, None if the entry has none."""
 
     id: str
     at: float
@@ -150,19 +132,14 @@ class RecordedAction:
 
 
 class Recorder:
-    """The counts of one worker process.
+    """The counts of one worker process. The writing thread removes rows, and idle queues.
 
-    :ivar counts: totals of each queue since the queue was first seen. The writing thread removes
-        queues that are idle.
+    :ivar counts: totals of each queue since the queue was first seen.
     :ivar runs: attempts for rows of their own, oldest first.
-    :ivar actions: entries of the action log to be stored; the writing thread removes them.
-    :ivar dropped_runs: how many there was no room for.
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        now: Callable[[], float] = time.time,
+        self, clock: Callable[[], float] = time.perf_counter, now: Callable[[], float] = time.time
     ) -> None:
         self.counts: dict[str, Counts] = {}
         self.runs: deque[RecordedRun] = deque()
@@ -175,7 +152,11 @@ class Recorder:
         self._batches: dict[str, float] = {}
 
     def bind(self, call: _Call) -> _Call:
-        clock, all_counts, new, longer = self._clock, self.counts, self._new, self._longer
+        # Local names: this runs for each message.
+        clock = self._clock
+        all_counts = self.counts
+        new = self._new
+        longer = self._longer
         failed = self._failed
 
         def counted(message: Message, context: Any) -> None:
@@ -200,7 +181,8 @@ class Recorder:
 
     def bind_batch(self, call: _Call) -> _Call:
         """Return a call that measures a batch; `batch_done` counts its messages."""
-        clock, batches = self._clock, self._batches
+        clock = self._clock
+        batches = self._batches
 
         def measured(batch: Batch, context: Any) -> None:
             began = clock()
@@ -264,10 +246,10 @@ class Recorder:
         )
 
     def _counts_of(self, queue: str) -> Counts:
-        found = self.counts.get(queue)
-        return self._new(queue) if found is None else found
+        counts = self.counts.get(queue)
+        return self._new(queue) if counts is None else counts
 
     def _new(self, queue: str) -> Counts:
-        made: Counts = [0.0] * SIZE
-        self.counts[queue] = made
-        return made
+        counts: Counts = [0.0] * SIZE
+        self.counts[queue] = counts
+        return counts

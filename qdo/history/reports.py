@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _FETCHED = 1000
 _GLOB = re.compile(r"[*?\[]")
+# Attempts that show how long those of a queue usually take.
 USUAL_ATTEMPTS = 10
-"""Attempts that show how long those of a queue usually take."""
+# Why a claim ended whose process did not record it.
 UNKNOWN = "unknown"
-"""Why a claim ended whose process did not record it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +61,25 @@ def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[Que
     :raises HistoryUnreadableError: the database does not answer.
     :raises DatabaseError: the file cannot be used; see its subclasses.
     """
-    with _opened(url, "qdo_minutes") as connection:
-        if connection is None:
-            return []
+
+    def query(columns: Any) -> Any:
         from sqlalchemy import func, select
 
-        from qdo.history.tables import DURATIONS, MINUTES
+        from qdo.history.tables import DURATIONS
 
-        columns = MINUTES.c
-        summed = ["done", "failed", "retried", "dead_lettered", "busy_seconds", *DURATIONS]
+        summed = ("done", "failed", "retried", "dead_lettered", "busy_seconds", *DURATIONS)
         totals = [func.sum(columns[name]) for name in summed]
         chosen = (columns.app == app, columns.minute >= int(since) // 60 * 60)
-        query = select(columns.queue, *totals).where(*chosen)
-        found = connection.execute(query.group_by(columns.queue)).all()
-    rows = sorted(found, key=lambda row: str(row[0]))
+        return select(columns.queue, *totals).where(*chosen).group_by(columns.queue)
+
+    rows = sorted(_rows(url, "qdo_minutes", query), key=lambda row: str(row[0]))
     return [_report(queue, counts) for queue, *counts in rows if fnmatchcase(queue, glob)]
 
 
 def _report(queue: str, counts: list[Any]) -> QueueReport:
     # Sums of integers are decimals in PostgreSQL.
     done, failed, retried, dead_lettered = map(int, counts[:4])
-    busy = float(counts[4])
-    # Attempts that failed without a run took no time.
-    mean = busy / (done + failed) if busy and done + failed else None
+    mean = _mean(float(counts[4]), done + failed)
     p95 = percentile([int(each) for each in counts[5:]], 0.95)
     return QueueReport(queue, done, failed, retried, dead_lettered, mean, p95)
 
@@ -111,39 +107,53 @@ def minute_reports(
     url: str, app: str, queue: str | None, since: float, *, limit: int
 ) -> list[MinuteReport]:
     """Return the minutes in which attempts of a queue, or of all, ended; newest first."""
-    with _opened(url, "qdo_minutes") as connection:
-        if connection is None:
-            return []
+
+    def query(columns: Any) -> Any:
         from qdo.history.tables import DURATIONS
 
         names = ("done", "failed", "busy_seconds", *DURATIONS)
-        query = _by_minute(app, queue, names, limit)
-        query = query.where(_minutes().minute >= int(since) // 60 * 60)
-        return [_minute(minute, counts) for minute, *counts in connection.execute(query)]
+        found = _by_minute(columns, app, queue, names, limit)
+        return found.where(columns.minute >= int(since) // 60 * 60)
+
+    return [_minute(minute, counts) for minute, *counts in _rows(url, "qdo_minutes", query)]
 
 
 def _minute(minute: int, counts: list[Any]) -> MinuteReport:
-    done, failed, busy = int(counts[0]), int(counts[1]), float(counts[2])
+    done, failed = map(int, counts[:2])
     classes = [int(each) for each in counts[3:]]
-    p50, p95, most = (percentile(classes, share) for share in (0.5, 0.95, 1.0))
-    mean = busy / (done + failed) if busy and done + failed else None
-    return MinuteReport(int(minute), done, failed, mean, p50, p95, most)
+    return MinuteReport(
+        int(minute),
+        done,
+        failed,
+        mean_seconds=_mean(float(counts[2]), done + failed),
+        p50_seconds=percentile(classes, 0.5),
+        p95_seconds=percentile(classes, 0.95),
+        max_seconds=percentile(classes, 1.0),
+    )
+
+
+def _mean(busy_seconds: float, attempts: int) -> float | None:
+    # Attempts that failed without a run took no time.
+    return busy_seconds / attempts if busy_seconds and attempts else None
 
 
 def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]:
-    """Return how long an attempt of each queue usually takes, without unknown queues.
-
-    It is the mean of the newest minutes that have at least `USUAL_ATTEMPTS` attempts together.
-    """
+    """Return how long an attempt of each queue usually takes, without unknown queues."""
+    # The mean of the newest minutes that have at least `USUAL_ATTEMPTS` attempts together.
     found: dict[str, float] = {}
     with _opened(url, "qdo_minutes") as connection:
         if connection is None:
             return found
+        from qdo.history.tables import MINUTES
+
+        columns = MINUTES.c
         for queue in queues:
-            query = _by_minute(app, queue, ("attempts", "busy_seconds"), USUAL_ATTEMPTS)
-            attempts, busy = 0, 0.0
+            query = _by_minute(columns, app, queue, ("attempts", "busy_seconds"), USUAL_ATTEMPTS)
+            attempts = 0
+            busy = 0.0
             for _, count, seconds in connection.execute(query):
-                attempts, busy = attempts + int(count), busy + float(seconds)
+                attempts += int(count)
+                busy += float(seconds)
                 if attempts >= USUAL_ATTEMPTS:
                     break
             if attempts and busy:
@@ -151,11 +161,10 @@ def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]
     return found
 
 
-def _by_minute(app: str, queue: str | None, names: Iterable[str], limit: int) -> Any:
+def _by_minute(columns: Any, app: str, queue: str | None, names: Iterable[str], limit: int) -> Any:
     """Return a query for the sums of columns in each minute, newest first."""
     from sqlalchemy import func, select
 
-    columns = _minutes()
     sums = [func.sum(columns[name]) for name in names]
     query = select(columns.minute, *sums).where(columns.app == app)
     if queue is not None:
@@ -163,73 +172,41 @@ def _by_minute(app: str, queue: str | None, names: Iterable[str], limit: int) ->
     return query.group_by(columns.minute).order_by(columns.minute.desc()).limit(limit)
 
 
-def _minutes() -> Any:
-    from qdo.history.tables import MINUTES
-
-    return MINUTES.c
-
-
 def failures(
     url: str, app: str, since: float, glob: str = "*", *, limit: int, slow: bool = False
 ) -> list[RecordedRun]:
-    """Return attempts that failed, newest first.
+    """Return attempts that failed, or those that returned after a long time, newest first."""
 
-    :param slow: return those that returned after a long time instead.
-    """
-    with _opened(url, "qdo_runs") as connection:
-        if connection is None:
-            return []
+    def query(columns: Any) -> Any:
         from sqlalchemy import select
 
-        from qdo.history.tables import RUNS
-
-        columns = RUNS.c
         kind = columns.outcome == "done" if slow else columns.outcome != "done"
-        query = select(
-            columns.queue,
-            columns.id,
-            columns.attempt,
-            columns.outcome,
-            columns.error,
-            columns.seconds,
-            columns.at,
-        ).where(columns.app == app, columns.at >= since, kind)
+        selected = select(*(columns[each.name] for each in fields(RecordedRun)))
+        selected = selected.where(columns.app == app, columns.at >= since, kind)
         if not _GLOB.search(glob):
-            query = query.where(columns.queue == glob)  # one queue of many
-        ordered = query.order_by(columns.at.desc(), columns.worker, columns.number)
-        result: list[RecordedRun] = []
-        rows = connection.execution_options(yield_per=_FETCHED).execute(ordered)
-        for row in rows:
-            if fnmatchcase(row.queue, glob):
-                result.append(RecordedRun(*row))
-                if len(result) >= limit:
-                    break
-        rows.close()
-        return result
+            selected = selected.where(columns.queue == glob)  # one queue of many
+        return selected.order_by(columns.at.desc(), columns.worker, columns.number)
+
+    rows = _rows(url, "qdo_runs", query)
+    matching = (RecordedRun(*row) for row in rows if fnmatchcase(row.queue, glob))
+    return list(islice(matching, limit))
 
 
 def actions(
     url: str, app: str, since: float, glob: str = "*", *, limit: int
 ) -> list[RecordedAction]:
-    """Return changes that operators made, newest first.
+    """Return changes that operators made, whose command or target matches, newest first."""
 
-    :param glob: matches the command, or what was changed.
-    """
-    with _opened(url, "qdo_actions") as connection:
-        if connection is None:
-            return []
+    def query(columns: Any) -> Any:
         from sqlalchemy import select
 
-        from qdo.history.tables import ACTIONS
+        selected = select(*(columns[each.name] for each in fields(RecordedAction)))
+        selected = selected.where(columns.app == app, columns.at >= since)
+        return selected.order_by(columns.at.desc(), columns.id.desc())
 
-        columns = ACTIONS.c
-        shown = [columns[each.name] for each in fields(RecordedAction)]
-        query = select(*shown).where(columns.app == app, columns.at >= since)
-        rows = connection.execute(query.order_by(columns.at.desc(), columns.id.desc()))
-        wanted = (
-            RecordedAction(*row) for row in rows if is_selected(row.command, row.target, glob)
-        )
-        return list(islice(wanted, limit))
+    rows = _rows(url, "qdo_actions", query)
+    matching = (RecordedAction(*row) for row in rows if is_selected(row.command, row.target, glob))
+    return list(islice(matching, limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,59 +228,61 @@ class RecordedOwner:
 
 
 def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[RecordedOwner]:
-    """Return the processes that owned a queue, newest first.
+    """Return the processes that owned a queue, newest first."""
 
-    A claim without an end is open if it is the newest. Otherwise its process was killed, or could
-    not write the end: then it ended before the next claim.
-    """
-    result: list[RecordedOwner] = []
-    with _opened(url, "qdo_owners") as connection:
-        if connection is None:
-            return result
+    def query(columns: Any) -> Any:
         from sqlalchemy import select
 
-        from qdo.history.tables import OWNERS
-
-        columns = OWNERS.c
-        shown = [columns[each.name] for each in fields(RecordedOwner)]
-        query = select(*shown).where(columns.app == app, columns.queue == queue)
+        selected = select(*(columns[each.name] for each in fields(RecordedOwner)))
+        selected = selected.where(columns.app == app, columns.queue == queue)
         # The fence orders claims whatever the clocks of their machines say.
-        query = query.order_by(columns.fence.desc(), columns.claimed.desc()).limit(limit)
-        later: float | None = None
-        for row in connection.execute(query):
-            found = RecordedOwner(*row)
-            if found.ended is None and later is not None:
-                found = replace(found, why=UNKNOWN)
-            ended = found.ended or later
-            if ended is not None and ended < since:
-                break
-            result.append(found)
-            later = found.claimed
-    return result
+        return selected.order_by(columns.fence.desc(), columns.claimed.desc()).limit(limit)
+
+    found: list[RecordedOwner] = []
+    later: float | None = None
+    for row in _rows(url, "qdo_owners", query):
+        owner = RecordedOwner(*row)
+        # A claim without an end is open if it is the newest. Otherwise its process was killed, or
+        # could not write the end: then it ended before the next claim.
+        if owner.ended is None and later is not None:
+            owner = replace(owner, why=UNKNOWN)
+        ended = owner.ended or later
+        if ended is not None and ended < since:
+            break
+        found.append(owner)
+        later = owner.claimed
+    return found
 
 
 def claims(
     url: str, app: str, since: float, glob: str = "*", *, limit: int
 ) -> list[tuple[str, RecordedOwner]]:
     """Return queues and claims that began or ended, newest first."""
-    with _opened(url, "qdo_owners") as connection:
-        if connection is None:
-            return []
+
+    def query(columns: Any) -> Any:
         from sqlalchemy import or_, select
 
-        from qdo.history.tables import OWNERS
+        selected = select(columns.queue, *(columns[each.name] for each in fields(RecordedOwner)))
+        recent = or_(columns.claimed >= since, columns.ended >= since)
+        selected = selected.where(columns.app == app, recent)
+        return selected.order_by(columns.claimed.desc(), columns.queue)
 
-        columns = OWNERS.c
-        shown = [columns[each.name] for each in fields(RecordedOwner)]
-        query = select(columns.queue, *shown).where(
-            columns.app == app, or_(columns.claimed >= since, columns.ended >= since)
-        )
-        ordered = query.order_by(columns.claimed.desc(), columns.queue)
-        rows = connection.execution_options(yield_per=_FETCHED).execute(ordered)
-        wanted = ((queue, row) for queue, *row in rows if fnmatchcase(queue, glob))
-        found = [(queue, RecordedOwner(*row)) for queue, row in islice(wanted, limit)]
-        rows.close()
-        return found
+    rows = _rows(url, "qdo_owners", query)
+    matching = (row for row in rows if fnmatchcase(row[0], glob))
+    return [(queue, RecordedOwner(*row)) for queue, *row in islice(matching, limit)]
+
+
+def _rows(url: str, table: str, query: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield the rows of a query, which a function makes of the columns of a table."""
+    with _opened(url, table) as connection:
+        if connection is not None:
+            from qdo.history.tables import METADATA
+
+            columns = METADATA.tables[table].c
+            options = connection.execution_options(yield_per=_FETCHED)
+            # A caller may take the first of a million rows, so they are fetched in parts.
+            with options.execute(query(columns)) as rows:
+                yield from rows
 
 
 @contextlib.contextmanager

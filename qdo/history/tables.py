@@ -35,8 +35,8 @@ from sqlalchemy.exc import DBAPIError
 from qdo.history.recorder import BUCKETS
 
 METADATA = MetaData()
+# Columns of the classes of durations.
 DURATIONS = tuple(f"d{index}" for index in range(BUCKETS))
-"""Columns of the classes of durations."""
 MINUTES = Table(
     "qdo_minutes",
     METADATA,
@@ -152,13 +152,16 @@ def write_owners(connection: Connection, rows: Sequence[dict[str, Any]]) -> None
 
 def delete_older(connection: Connection, app: str, limit: float, actions_limit: float) -> None:
     """Delete the rows of an app from before a Unix time; actions have one of their own."""
-    minutes, runs, actions = MINUTES.c, RUNS.c, ACTIONS.c
+    minutes = MINUTES.c
+    runs = RUNS.c
+    actions = ACTIONS.c
     connection.execute(delete(MINUTES).where(minutes.app == app, minutes.minute < limit))
     connection.execute(delete(RUNS).where(runs.app == app, runs.at < limit))
     connection.execute(delete(ACTIONS).where(actions.app == app, actions.at < actions_limit))
     # A claim without an end is open, or its worker died first. Then a later one follows, unless the
     # queue was deleted.
-    own, later = OWNERS.c, OWNERS.alias()
+    own = OWNERS.c
+    later = OWNERS.alias()
     followed = exists().where(
         later.c.app == own.app,
         later.c.queue == own.queue,

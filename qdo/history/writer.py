@@ -53,13 +53,25 @@ from qdo.text import describe, hide_credentials, printable
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+_log = logging.getLogger(__name__)
 
+# A queue, and the Unix time at which its minute begins.
 Key = tuple[str, int]
-"""A queue, and the Unix time at which its minute begins."""
-
 _NOTHING: tuple[float, ...] = (0.0,) * SIZE
+# A queue without attempts for this long is forgotten until its next one.
 IDLE_SECONDS = 600.0
-"""A queue without attempts for this long is forgotten until its next one."""
+WRITE_SECONDS = 1.0
+# The most of a processor's time that the thread takes: it writes less often with many queues.
+WRITE_SHARE = 0.05
+# Age at which rows are deleted, and those of operators' changes, which are few.
+RETENTION_SECONDS = 30 * 86_400.0
+ACTION_RETENTION_SECONDS = 365 * 86_400.0
+# Owners in one write: more would hold Python's lock, and with it the event loop, for longer.
+OWNERS_AT_ONCE = 2000
+_DELETE_SECONDS = 3600.0
+# How long the end of a process waits for the last write.
+_CLOSE_SECONDS = 3.0
+_MAX_TEXT = 200
 
 
 def attempts_in(counts: Iterable[float]) -> int:
@@ -107,17 +119,18 @@ class Minutes:
         """Add the counts since the last call, at Unix time `now`, and remove idle queues."""
         minute = int(now) // 60 * 60
         # It was removed a second ago: the event loop may have held the list at that moment.
-        removed, self._removed = self._removed, []
-        for queue, seen in removed:
-            self._take(queue, seen, minute, now)
+        removed = self._removed
+        self._removed = []
+        for queue, idle in removed:
+            self._take(queue, idle, minute, now)
         for queue, source in counts.copy().items():
-            known = self._seen.get(queue)
-            if known is None or known.source is not source:
-                known = self._seen[queue] = _Seen(source, changed=now)
-            self._take(queue, known, minute, now)
-            if now - known.changed >= IDLE_SECONDS:
+            seen = self._seen.get(queue)
+            if seen is None or seen.source is not source:
+                seen = self._seen[queue] = _Seen(source, changed=now)
+            self._take(queue, seen, minute, now)
+            if now - seen.changed >= IDLE_SECONDS:
                 del counts[queue], self._seen[queue]
-                self._removed.append((queue, known))
+                self._removed.append((queue, seen))
         if removed or len(self._totals) > len(self._unstored):
             self._forget_stored(minute)
 
@@ -145,7 +158,7 @@ class Minutes:
         counts = tuple(seen.source)  # in one step: the event loop cannot count in between
         if counts == seen.counts:
             return
-        key = queue, minute
+        key = (queue, minute)
         totals = self._totals.get(key)
         if totals is None:
             totals = self._totals[key] = MinuteTotals()
@@ -154,38 +167,18 @@ class Minutes:
             for total, new, old in zip(totals.counts, counts, seen.counts, strict=True)
         ]
         self._unstored[key] = None
-        seen.counts, seen.changed = counts, now
+        seen.counts = counts
+        seen.changed = now
 
     def _forget_stored(self, minute: int) -> None:
-        """Forget minutes that are over and stored; an unstored one may be stored in part."""
+        # An unstored one may be stored in part, so it stays.
         over = [key for key in self._totals if key[1] != minute and key not in self._unstored]
         for key in over:
             del self._totals[key]
 
 
-_log = logging.getLogger(__name__)
-
-WRITE_SECONDS = 1.0
-WRITE_SHARE = 0.05
-"""The most of a processor's time that the thread takes: it writes less often with many queues."""
-RETENTION_SECONDS = 30 * 86_400.0
-"""Age at which rows are deleted."""
-ACTION_RETENTION_SECONDS = 365 * 86_400.0
-"""The same for operators' changes, which are few."""
-OWNERS_AT_ONCE = 2000
-"""Owners in one write: more would hold Python's lock, and with it the event loop, for longer."""
-_DELETE_SECONDS = 3600.0
-_CLOSE_SECONDS = 3.0
-"""How long the end of a process waits for the last write."""
-_MAX_TEXT = 200
-
-
 class HistoryWriter:
-    """Writes what a recorder counts.
-
-    :param now: Unix time.
-    :param host: name of this machine, as others may know it.
-    """
+    """Writes what a recorder counts; `host` is the name of this machine that others may know."""
 
     def __init__(
         self,
@@ -245,7 +238,8 @@ class HistoryWriter:
             time.sleep(0.005)  # greenlets run meanwhile
 
     def _work(self) -> None:
-        over, taken = False, 0.0
+        over = False
+        taken = 0.0
         while not over:
             with contextlib.suppress(Empty):
                 over = self._orders.get(timeout=pause_after(taken)) is None
@@ -268,10 +262,11 @@ class HistoryWriter:
         self._minutes.collect(self._recorder.counts, now)
         self._collect_runs()
         self._collect_owners()
-        minutes, runs = self._minutes.unstored(), list(self._runs.items())
+        minutes = self._minutes.unstored()
+        runs = list(self._runs.items())
         actions = list(self._recorder.actions)
-        found = minutes or runs or actions or self._owners
-        if found or (now >= self._delete_at and not self.failing):
+        rows = minutes or runs or actions or self._owners
+        if rows or (now >= self._delete_at and not self.failing):
             try:
                 self._write(minutes, runs, actions, now)
             except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
@@ -322,8 +317,9 @@ class HistoryWriter:
             if self._owners:
                 tables.write_owners(connection, list(map(self._owner_row, self._owners)))
             if now >= self._delete_at:
-                limits = now - RETENTION_SECONDS, now - ACTION_RETENTION_SECONDS
-                tables.delete_older(connection, self._app, *limits)
+                rows_before = now - RETENTION_SECONDS
+                actions_before = now - ACTION_RETENTION_SECONDS
+                tables.delete_older(connection, self._app, rows_before, actions_before)
         if now >= self._delete_at:
             self._delete_at = now + _DELETE_SECONDS
 
@@ -349,7 +345,8 @@ class HistoryWriter:
             self._abandon()
 
     def _abandon(self) -> None:
-        connection, self._connection, self._file = self._connection, None, None
+        connection = self._connection
+        self._connection = self._file = None
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.invalidate()

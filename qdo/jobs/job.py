@@ -21,7 +21,7 @@ from qdo.jobs.options import (
     check_pool,
 )
 from qdo.jobs.policy_tables import QueuePolicy, may_overlap
-from qdo.jobs.retry import Policy, PolicyInForce
+from qdo.jobs.retry import Policy, PolicyInForce, policy_fault
 from qdo.message import Message
 
 JobFunction = Callable[[Message, Any], Any]
@@ -73,10 +73,7 @@ class Job:
 
     @classmethod
     def checked(cls, function: Callable[..., Any], **options: Any) -> Job:
-        """Return a job after checking its function and options, which are those of `App.job`.
-
-        :raises UsageError: with the remedy, for the first problem.
-        """
+        """Return a job with these options of `App.job`; raise UsageError for the first problem."""
         options["limits"] = check_limits(options.get("limits", ()), options.get("per_queue_rate"))
         job = cls(function, **options)
         check_job(function, "message" if job.batch is None else "batch")
@@ -139,10 +136,10 @@ def check_policies(
             if may_overlap(table.queues, job.queues):
                 merged = table.override(below)
                 if job.order == "none" and merged.blocks:
-                    raise PolicyError(
-                        where=table.name,
-                        reason=f"it may block queues of job {job.name}, but with order='none' no "
+                    raise policy_fault(
+                        f"it may block queues of job {job.name}, but with order='none' no "
                         "message waits for another; remove then='block', or change the order",
+                        table.name,
                     )
 
 
@@ -150,7 +147,6 @@ def _policy_of(job: Job, default: PolicyInForce) -> PolicyInForce:
     try:
         return default if job.policy is None else job.policy.over(default)
     except PolicyError as error:
-        raise PolicyError(
-            where=f"the policy of job {job.name}: {error.details['where']}",
-            reason=error.details["reason"],
+        raise policy_fault(
+            error.details["reason"], f"the policy of job {job.name}: {error.details['where']}"
         ) from error

@@ -28,18 +28,19 @@ from qdo.jobs.job import Job
 from qdo.message import Message
 from qdo.outcomes import Event
 
+# The jobs of a middleware: all, only ``def`` jobs, or only ``async def`` jobs.
 Around = Literal["all", "sync", "async"]
-"""The jobs of a middleware: all, only ``def`` jobs, or only ``async def`` jobs."""
+# Called as ``function(call_next, message, context)``; its return value is ignored.
 MiddlewareFunction = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
-"""Called as ``function(call_next, message, context)``; its return value is ignored."""
+CheckStart = Callable[[Any], object]
+ContextFactory = Callable[[], AbstractContextManager[Any]]
+FailureHook = Callable[[Message, Any, BaseException], Any]
+Observer = Callable[[Event], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Middleware:
-    """A registered middleware.
-
-    :raises UsageError: it cannot be called as a middleware, or contradicts `jobs`.
-    """
+    """A registered middleware; UsageError if it cannot be called as one, or contradicts `jobs`."""
 
     function: MiddlewareFunction
     jobs: Around = "all"
@@ -77,9 +78,6 @@ class Middleware:
         return self.jobs == "all" or (self.jobs == "async") == is_async(function)
 
 
-CheckStart = Callable[[Any], object]
-
-
 def compose(
     function: Callable[..., Any],
     registered: Sequence[Middleware],
@@ -92,7 +90,8 @@ def compose(
     :param check_start: called with the message before the middleware, which may wait for long, and
         between it and the job; raises if the job may no longer start.
     """
-    wrap, whole = (_wrap_async, _finish_async) if is_async(function) else (_wrap, _finish)
+    wrap = _wrap_async if is_async(function) else _wrap
+    whole = _finish_async if is_async(function) else _finish
     around = [each.function for each in registered if each.is_for(function)]
     call = whole(function)
     if around:
@@ -157,14 +156,14 @@ def _wrap_async(
     name = describe_callable(middleware)
 
     async def call(message: Any, context: Any) -> None:
-        made: list[Awaitable[Any]] = []
+        calls: list[Awaitable[Any]] = []
 
         def call_next(message: Any, context: Any) -> Awaitable[Any]:
-            made.append(inner(message, context))
-            return made[-1]
+            calls.append(inner(message, context))
+            return calls[-1]
 
         result = await middleware(call_next, message, context)
-        for each in made:
+        for each in calls:
             # Otherwise the message would be done without its job.
             if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == "CORO_CREATED":
                 each.close()
@@ -181,19 +180,12 @@ def _keyword(asynchronous: bool) -> str:
     return "async def" if asynchronous else "def"
 
 
-ContextFactory = Callable[[], AbstractContextManager[Any]]
-FailureHook = Callable[[Message, Any, BaseException], Any]
-Observer = Callable[[Event], Any]
-
-
 class Hooks:
     """The registered hooks of one app.
 
     :ivar job_context: makes the context manager of a worker; the default yields an empty dict.
-    :ivar job_failure: called after a failed attempt; the default does nothing.
     :ivar observers: called with an event for each attempt, in the order of registration.
-    :ivar middleware: functions that run around every job, the outermost first.
-    :ivar own_middleware: qdo's own, around all others.
+    :ivar middleware: the outermost first; `own_middleware` is qdo's, around all others.
     """
 
     def __init__(self, app: str) -> None:

@@ -14,18 +14,28 @@ if TYPE_CHECKING:
     from qdo.jobs.retry import Policy
 
 
+ExecutorName = Literal["greenlet", "thread", "process"]
+Order = Literal["queue", "key", "none", "priority"]
+
+EXECUTORS = get_args(ExecutorName)
+ORDERS = get_args(Order)
+# The executor of ``async def`` jobs; selected by the kind of function, never by name.
+ASYNCIO = "asyncio"
+LEAST_TIMEOUT_SECONDS = 0.001
+MOST_TIMEOUT_SECONDS = 1e6
+# About the memory of a Python process that has done nothing yet.
+LEAST_MEMORY_MIB = 32
+# Messages of one queue in flight at once, if the order allows it and the job sets no limit.
+CONCURRENCY = 10
+MOST_CONCURRENCY = 10_000
+MOST_BATCH = 10_000
+MOST_COUNT = 10**9
+MOST_LIMITS = 16
+
+
 def check_job(function: Any, first: str = "message") -> None:
     """Raise UsageError unless `function` can be called with `first`, a message or batch."""
     check_hook(function, (first, "context"), "job", may_be_async=True)
-
-
-ExecutorName = Literal["greenlet", "thread", "process"]
-EXECUTORS = ("greenlet", "thread", "process")
-ASYNCIO = "asyncio"
-"""The executor of ``async def`` jobs; selected by the kind of function, never by name."""
-LEAST_TIMEOUT_SECONDS, MOST_TIMEOUT_SECONDS = 0.001, 1e6
-LEAST_MEMORY_MIB = 32
-"""About the memory of a Python process that has done nothing yet."""
 
 
 def check_placement(
@@ -54,12 +64,7 @@ def check_placement(
 
 
 def kind_of(job: Any, default: str) -> str:
-    """Return the executor of a job: "greenlet", "thread", "process" or "asyncio".
-
-    :param job: a `qdo.jobs.job.Job`.
-    :param default: the setting `executor`.
-    :raises UsageError: its options do not suit that executor.
-    """
+    """Return the executor of a `Job`, by default that of the settings; raise UsageError."""
     if is_async(job.function):
         return ASYNCIO
     kind = job.executor or default
@@ -87,10 +92,8 @@ def _check_timeout(name: str, value: Any) -> None:
 
 def _check_count(name: str, option: str, value: Any, least: int) -> None:
     if value is not None and not _in_range(value, MOST_COUNT, least):
-        raise _invalid(
-            name,
-            f"{option} must be an integer from {least} to {MOST_COUNT}, or None, got {value!r}",
-        )
+        allowed = f"an integer from {least} to {MOST_COUNT}, or None"
+        raise _invalid(name, f"{option} must be {allowed}, got {value!r}")
 
 
 def _check_process_only(name: str, memory_mib: int | None, recycle_after: int | None) -> None:
@@ -101,32 +104,16 @@ def _check_process_only(name: str, memory_mib: int | None, recycle_after: int | 
             )
 
 
-Order = Literal["queue", "key", "none", "priority"]
-
-
-CONCURRENCY = 10
-"""Messages of one queue in flight at once, if the order allows it and the job sets no limit."""
-
-
-MOST_CONCURRENCY = 10_000
-
-
-MOST_BATCH = 10_000
-
-
-MOST_COUNT = 10**9
-
-
 def check_order(
     name: str, order: str, concurrency: int | None, checkpoint: str, policy: Policy | None
 ) -> None:
     """Raise UsageError, with the remedy, for options of job `name` that contradict each other."""
-    if order not in get_args(Order):
-        raise _invalid(name, f"order must be one of {', '.join(get_args(Order))}, got {order!r}")
+    if order not in ORDERS:
+        raise _invalid(name, f"order must be one of {', '.join(ORDERS)}, got {order!r}")
     if concurrency is not None and not _in_range(concurrency, MOST_CONCURRENCY):
+        most = MOST_CONCURRENCY
         raise _invalid(
-            name,
-            f"concurrency must be an integer from 1 to {MOST_CONCURRENCY}, got {concurrency!r}",
+            name, f"concurrency must be an integer from 1 to {most}, got {concurrency!r}"
         )
     if order in ("queue", "priority") and concurrency not in (None, 1):
         raise _invalid(
@@ -187,9 +174,6 @@ def check_batch(
             "executor='process' takes one message at a time, not a batch; use "
             "executor='thread', or omit batch",
         )
-
-
-MOST_LIMITS = 16
 
 
 def check_limits(limits: Any, per_queue_rate: Any) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from qdo.jobs.retry import (
     Rule,
     Then,
     check_options,
+    policy_fault,
 )
 from qdo.text import did_you_mean
 
@@ -53,9 +54,8 @@ class RuleTable:
     counts: bool | None = None
 
     def rule(self, where: str) -> Rule:
-        """Return the rule, with its exception imported."""
-        kind = self._kind(where)
-        return Rule(kind, **{name: getattr(self, name) for name in RULE_OPTIONS})
+        options = {name: getattr(self, name) for name in RULE_OPTIONS}
+        return Rule(self._kind(where), **options)
 
     def _kind(self, where: str) -> Any:
         module, colon, path = self.exception.rpartition(":")
@@ -64,11 +64,11 @@ class RuleTable:
             for part in path.split("."):
                 found = getattr(found, part)
         except Exception as error:
-            raise PolicyError(
-                where=where,
-                reason=f"cannot import the exception {self.exception!r} of a rule "
+            raise policy_fault(
+                f"cannot import the exception {self.exception!r} of a rule "
                 f"({type(error).__name__}: {error}); write MODULE:NAME, or the name of a built-in "
                 "one",
+                where,
             ) from error
         return found
 
@@ -83,11 +83,11 @@ class LiveRuleTable(RuleTable):
         for part in path.split("."):
             found = inspect.getattr_static(found, part, None)
         if found is None:
-            raise PolicyError(
-                where=where,
-                reason="the exception of a live rule must be in a module that the app has "
+            raise policy_fault(
+                "the exception of a live rule must be in a module that the app has "
                 f"imported, got {self.exception!r}; import it in the app, or write the rule into "
                 "the settings file",
+                where,
             )
         return found
 
@@ -119,26 +119,21 @@ class QueuePolicy:
             return replace(below, **options)
         except PolicyError as error:
             details = error.details
-            raise PolicyError(
-                where=f"{self.name}: {details['where']}", reason=details["reason"]
-            ) from error
+            raise policy_fault(details["reason"], f"{self.name}: {details['where']}") from error
 
 
 def read_tables(
     value: Any, origin: str = "", rule: type[RuleTable] = RuleTable
 ) -> tuple[QueuePolicy, ...]:
-    """Return the tables of the setting `policies`; checks all but exceptions, imports nothing.
+    """Return the tables of the setting `policies`, from an origin in brackets.
 
-    :param origin: their origin in brackets, for error messages.
-    :param rule: the class of their rules.
+    It checks all but exceptions, and imports nothing.
     """
     tables = tuple(_table(each, f"policies{origin}", rule) for each in value)
     seen: set[str] = set()
     for table in tables:
         if table.queues in seen:
-            raise PolicyError(
-                where=table.name, reason="there are two tables with these queues; merge them"
-            )
+            raise policy_fault("there are two tables with these queues; merge them", table.name)
         seen.add(table.queues)
     return tables
 
@@ -150,19 +145,15 @@ def _table(value: Any, origin: str, rule: type[RuleTable]) -> QueuePolicy:
     given = _checked_keys(value, known, origin)
     queues = given.get("queues")
     if not isinstance(queues, str) or not queues:
-        raise PolicyError(
-            where=origin, reason='a table must name its queues, such as queues = "pay-*"'
-        )
+        raise policy_fault('a table must name its queues, such as queues = "pay-*"', origin)
     options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
     where = f"policies for {queues!r}"
     check_options(where, options)
     rules = given.get("rules")
     if not options and rules is None:
-        raise PolicyError(
-            where=where, reason=f"it must have at least one of {', '.join(OPTIONS)}, rules"
-        )
+        raise policy_fault(f"it must have at least one of {', '.join(OPTIONS)}, rules", where)
     if rules is not None and not isinstance(rules, (list, tuple)):
-        raise PolicyError(where=where, reason="rules must be tables; write [[policies.rules]]")
+        raise policy_fault("rules must be tables; write [[policies.rules]]", where)
     found = None if rules is None else tuple(_rule(each, where, rule) for each in rules)
     return QueuePolicy(queues, **options, rules=found)
 
@@ -171,16 +162,16 @@ def _rule(value: Any, where: str, rule: type[RuleTable]) -> RuleTable:
     given = _checked_keys(value, {"exception", *RULE_OPTIONS}, where)
     exception = given.get("exception")
     if not isinstance(exception, str) or not re.fullmatch(r"([\w.]+:)?[\w.]+", exception):
-        raise PolicyError(
-            where=where,
-            reason='the exception of a rule must be "MODULE:NAME", or the name of a built-in one '
+        raise policy_fault(
+            'the exception of a rule must be "MODULE:NAME", or the name of a built-in one '
             f'such as "ValueError", got {exception!r}',
+            where,
         )
     options = {name: given[name] for name in RULE_OPTIONS if given.get(name) is not None}
     if not options:
-        raise PolicyError(
-            where=f"{where}: the rule for {exception}",
-            reason=f"it must have at least one of {', '.join(RULE_OPTIONS)}",
+        raise policy_fault(
+            f"it must have at least one of {', '.join(RULE_OPTIONS)}",
+            f"{where}: the rule for {exception}",
         )
     check_options(f"{where}: the rule for {exception}", options)
     return rule(exception, **options)
@@ -188,9 +179,7 @@ def _rule(value: Any, where: str, rule: type[RuleTable]) -> RuleTable:
 
 def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise PolicyError(
-            where=origin, reason=f"it must be a table, got {value!r}; write [[policies]]"
-        )
+        raise policy_fault(f"it must be a table, got {value!r}; write [[policies]]", origin)
     for name in value:
         if name not in known:
             hint = did_you_mean(str(name).lower(), sorted(known))

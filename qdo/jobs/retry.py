@@ -54,6 +54,28 @@ Kinds: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 ENDS: tuple[Then, ...] = get_args(Then)
 MAX_ATTEMPTS = 1_000_000
 MAX_SECONDS = 86_400.0
+# The longest pause that a job can request: timers overflow beyond it.
+LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
+# Options that both a policy and a rule have.
+OPTIONS = ("attempts", "backoff_seconds", "backoff_max_seconds", "then")
+RULE_OPTIONS = (*OPTIONS, "counts")
+# Errors of a job that sends or takes a lock, when a resource of the broker has run out, or when
+# nothing answers. They are compared by name: those of job processes arrive as names.
+EXHAUSTED = {
+    (kind.__module__, kind.__name__)
+    for kind in (
+        DatabaseFullError,
+        PostgresqlFullError,
+        PostgresqlConnectionsError,
+        CoordinatorUnreachableError,
+        AwsUnreachableError,
+        ThrottledError,
+    )
+}
+
+
+def policy_fault(reason: str, where: str) -> PolicyError:
+    return PolicyError(where=where, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +96,11 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.kinds:
-            raise PolicyError(where="a rule", reason="it must name an exception")
+            raise policy_fault("it must name an exception", "a rule")
         for kind in self.kinds:
             _check_kind(kind)
         if all(getattr(self, name) is None for name in RULE_OPTIONS):
-            raise PolicyError(
-                where=self.name, reason=f"it must have at least one of {', '.join(RULE_OPTIONS)}"
-            )
+            raise policy_fault(f"it must have at least one of {', '.join(RULE_OPTIONS)}", self.name)
         check_options(self.name, {**dict(self.options()), "counts": self.counts})
 
     @property
@@ -99,11 +119,6 @@ class Rule:
     def fits(self, error: BaseException) -> bool:
         """Return whether it matches an error, by the error's class: an instance may lie."""
         return not set(self.kinds).isdisjoint(type(error).__mro__)
-
-
-OPTIONS = ("attempts", "backoff_seconds", "backoff_max_seconds", "then")
-"""Options that both a policy and a rule have."""
-RULE_OPTIONS = (*OPTIONS, "counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +152,7 @@ class Policy:
         check_options("a policy", {name: getattr(self, name) for name in OPTIONS})
         _check_end("a policy", self.then)
         if self.jitter not in get_args(Jitter):
-            raise PolicyError(
-                where="a policy", reason=f"jitter must be 'full' or 'equal', got {self.jitter!r}"
-            )
+            raise policy_fault(f"jitter must be 'full' or 'equal', got {self.jitter!r}", "a policy")
         for rule in self.rules:
             # A rule's omitted options come from the policy: only here are both limits known.
             terms = _with(self, rule)
@@ -171,12 +184,10 @@ class PolicyInForce(Policy):
 
     @property
     def backoff(self) -> Backoff:
-        """The delays between attempts, as a `Backoff`."""
         random_share = 1.0 if self.jitter == "full" else 0.5
         return Backoff(self.backoff_seconds, self.backoff_max_seconds, random_share)
 
     def rule(self, error: BaseException) -> Rule | None:
-        """Return the first rule that matches an error."""
         return next((rule for rule in self.rules if rule.fits(error)), None)
 
     def terms(self, error: BaseException) -> PolicyInForce:
@@ -211,57 +222,55 @@ def check_options(where: str, options: dict[str, Any]) -> None:
 def _check_attempts(where: str, value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not (whole and 1 <= value <= MAX_ATTEMPTS):
-        raise PolicyError(
-            where=where,
-            reason=f"attempts must be an integer from 1 to {MAX_ATTEMPTS}, got {value!r}; 1 means "
+        raise policy_fault(
+            f"attempts must be an integer from 1 to {MAX_ATTEMPTS}, got {value!r}; 1 means "
             "no retries",
+            where,
         )
 
 
 def _check_seconds(where: str, name: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not (number and 0 <= value <= MAX_SECONDS):
-        raise PolicyError(
-            where=where, reason=f"{name} must be a number from 0 to {MAX_SECONDS:g}, got {value!r}"
+        raise policy_fault(
+            f"{name} must be a number from 0 to {MAX_SECONDS:g}, got {value!r}", where
         )
 
 
 def _check_counts(where: str, given: Mapping[str, Any]) -> None:
     value = given["counts"]
     if not isinstance(value, bool):
-        raise PolicyError(where=where, reason=f"counts must be true or false, got {value!r}")
+        raise policy_fault(f"counts must be true or false, got {value!r}", where)
     if not value and not given.keys().isdisjoint({"attempts", "then"}):
-        raise PolicyError(
-            where=where,
-            reason="counts must not be false beside attempts or then: a message whose attempts do "
+        raise policy_fault(
+            "counts must not be false beside attempts or then: a message whose attempts do "
             "not count is tried until it succeeds; omit attempts and then",
+            where,
         )
 
 
 def _check_end(where: str, value: Any) -> None:
     if not isinstance(value, str) or value not in ENDS:
         hint = did_you_mean(str(value).lower(), ENDS)
-        raise PolicyError(
-            where=where, reason=f"then must be one of {', '.join(ENDS)}, got {value!r}{hint}"
-        )
+        raise policy_fault(f"then must be one of {', '.join(ENDS)}, got {value!r}{hint}", where)
 
 
 def _check_order(where: str, first: float | None, longest: float | None) -> None:
     if first is not None and longest is not None and longest < first:
-        raise PolicyError(
-            where=where,
-            reason=f"backoff_max_seconds must be at least backoff_seconds, {first:g}, got "
+        raise policy_fault(
+            f"backoff_max_seconds must be at least backoff_seconds, {first:g}, got "
             f"{longest:g}; raise the maximum, or lower backoff_seconds",
+            where,
         )
 
 
 def _check_kind(kind: Any) -> None:
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        raise PolicyError(where="a rule", reason=f"it must name an exception class, got {kind!r}")
+        raise policy_fault(f"it must name an exception class, got {kind!r}", "a rule")
     if issubclass(kind, Outcome) and not issubclass(kind, Retry):
-        raise PolicyError(
-            where=f"the rule for {kind.__name__}",
-            reason="a job that raises it decides itself, so the rule would never apply; omit it",
+        raise policy_fault(
+            "a job that raises it decides itself, so the rule would never apply; omit it",
+            f"the rule for {kind.__name__}",
         )
 
 
@@ -270,23 +279,17 @@ def _checked_rules(rules: Any) -> tuple[Rule, ...]:
     seen: list[type[BaseException]] = []
     for rule in found:
         if not isinstance(rule, Rule):
-            raise PolicyError(
-                where="a policy", reason=f"each rule must be a qdo.Rule, got {rule!r}"
-            )
+            raise policy_fault(f"each rule must be a qdo.Rule, got {rule!r}", "a policy")
         for kind in rule.kinds:
             earlier = next((each for each in seen if issubclass(kind, each)), None)
             if earlier is not None:
-                raise PolicyError(
-                    where=rule.name,
-                    reason=f"it can never match {kind.__name__}, because an earlier rule matches "
+                raise policy_fault(
+                    f"it can never match {kind.__name__}, because an earlier rule matches "
                     f"{earlier.__name__}; move it before that rule",
+                    rule.name,
                 )
         seen.extend(rule.kinds)
     return found
-
-
-LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
-"""The longest pause that a job can request: timers overflow beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +341,7 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
 
     :param chance: a random number in [0, 1) for the jitter.
     """
+    # Classes, not `isinstance`: an instance of an app's class may lie.
     kinds = type(error).__mro__
     if Stop in kinds:
         return StopWorker(_reason(error))
@@ -351,21 +355,6 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
         return _end(terms.then, describe(error))
     after = _requested_delay(error) if Retry in kinds else None
     return RetryMessage(terms.backoff.delay(attempt, chance) if after is None else after, counts)
-
-
-EXHAUSTED = {
-    (kind.__module__, kind.__name__)
-    for kind in (
-        DatabaseFullError,
-        PostgresqlFullError,
-        PostgresqlConnectionsError,
-        CoordinatorUnreachableError,
-        AwsUnreachableError,
-        ThrottledError,
-    )
-}
-"""Errors of a job that sends or takes a lock, when a resource of the broker has run out, or when
-nothing answers. Those of job processes arrive as names."""
 
 
 def lacks_resource(error: BaseException) -> bool:
@@ -388,10 +377,7 @@ def only_waits(error: BaseException, policy: PolicyInForce) -> bool:
 
 
 def decide_crashed(attempts: int, reason: str, policy: PolicyInForce, chance: float) -> Decision:
-    """Return the decision after the process died in the last of `attempts`.
-
-    The next owner makes it before it runs the message.
-    """
+    """Return the decision after the process died in the last of `attempts`."""
     terms = policy.terms(WorkerCrashedError(reason=reason))
     if attempts >= terms.attempts:
         return _end(terms.then, reason)
@@ -405,7 +391,6 @@ def _end(then: Then, reason: str) -> DeadLetterMessage | SkipMessage | BlockQueu
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of an outcome; subclasses in apps may define anything."""
     try:
         return one_line(error.reason)  # type: ignore[attr-defined]
     except BaseException:  # noqa: BLE001 - an attribute may be anything, also missing

@@ -24,27 +24,26 @@ if TYPE_CHECKING:
 
 Missed: TypeAlias = Literal["once", "skip"]
 
+# Longest cron expression.
 MOST_CHARACTERS = 200
-"""Longest cron expression."""
+# Longest period of a timer.
 MOST_SECONDS = 366 * 86_400
-"""Longest period of a timer."""
+# Missed occurrences that are counted: each takes 20 to 30 us, and they are counted in one go.
 MOST_COUNTED = 1000
-"""Missed occurrences that are counted: each takes 20 to 30 us, and they are counted in one go."""
+# Age from which `missed="skip"` sends no occurrence.
 SKIP_SECONDS = 60
-"""Age from which `missed="skip"` sends no occurrence."""
+# 2000-01-01T00:00:00Z: an expression must match within fifty years from here.
 _BEGIN = 946_684_800
-"""2000-01-01T00:00:00Z: an expression must match within fifty years from here."""
+# Clocks change less often than twice within this time.
 _DAY_SECONDS = 86_400
-"""Clocks change less often than twice within this time."""
 _SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A time of a timer.
+    """A time of a timer; `sends` is False if it is too old to be sent.
 
     :ivar missed: number of earlier occurrences for which it stands, `MOST_COUNTED` for more.
-    :ivar sends: False if it is too old to be sent, see `Missed`.
     """
 
     at: int
@@ -54,7 +53,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer as the app declares it, see `qdo.App.timer`; either `cron` or `every_seconds`."""
+    """A timer as the app declares it, see `qdo.App.timer`."""
 
     name: str
     queue: str
@@ -78,11 +77,13 @@ class Timer:
 
         from cronsim import CronSim
 
-        cron, zone, last = str(self.cron), ZoneInfo(self.tz), int(moment // 1)
+        cron = str(self.cron)
+        zone = ZoneInfo(self.tz)
+        last = int(moment // 1)
         if not any(field.startswith("*") for field in cron.split()[:2]):
-            found = CronSim(cron, datetime.fromtimestamp(last, zone))
+            times = CronSim(cron, datetime.fromtimestamp(last, zone))
             # In the second pass of an hour, a time of day leads back to the first.
-            return next(at for each in found if (at := int(each.timestamp())) > last)
+            return next(at for each in times if (at := int(each.timestamp())) > last)
         # cronsim gets local times without a zone: it passes over minutes where clocks change by
         # half an hour, and finds times that are left out at midnight.
         begin: int | None = last + 1
@@ -93,15 +94,14 @@ class Timer:
         return at
 
     def due(self, last: float, now: float) -> Occurrence | None:
-        """Return the occurrence to send next, None if none is due.
-
-        :param last: the recorded occurrence.
-        """
-        latest, missed = self.after(last), 0
+        """Return the occurrence to send after the recorded one, None if none is due."""
+        latest = self.after(last)
+        missed = 0
         if latest > now:
             return None
         while missed < MOST_COUNTED and (following := self.after(latest)) <= now:
-            latest, missed = following, missed + 1
+            latest = following
+            missed += 1
         if missed == MOST_COUNTED:
             times = range(latest, int(now) + 1)
             latest = times[bisect_left(times, True, key=lambda each: self.after(each) > now)]
@@ -146,7 +146,6 @@ class Timer:
 
 
 def _zones(name: Any) -> str:
-    """Return a hint at the nearest time zone, or at how to get time zones."""
     from zoneinfo import available_timezones
 
     known = available_timezones()

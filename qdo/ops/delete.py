@@ -21,7 +21,7 @@ from qdo.ops.fleet import Fleet
 from qdo.ops.peek import done_of
 from qdo.ops.seek import discard_delayed
 from qdo.ops.snapshot import backlog_of
-from qdo.system.polling import polls
+from qdo.system.clock import polls
 
 _log = logging.getLogger(__name__)
 

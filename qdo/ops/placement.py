@@ -28,7 +28,7 @@ from qdo.errors import MoveRefusedError, MoveUnfinishedError, NotFoundError
 from qdo.fleet.actions import list_workers
 from qdo.fleet.audit import AuditTrail
 from qdo.ops.fleet import read_queue, read_queues
-from qdo.system.polling import polls
+from qdo.system.clock import polls
 from qdo.text import pluralize
 
 

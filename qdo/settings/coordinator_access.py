@@ -41,12 +41,8 @@ _MOST_PASSWORD_BYTES = 1000
 
 
 def coordinator_access(settings: Settings, layout: Layout) -> Access:
-    """Return how clients of this app connect to the coordinator.
-
-    The files are read again each time, so a new session uses their present content.
-
-    :raises SettingsError: settings contradict each other, or a file cannot be used.
-    """
+    """Return how clients of this app connect; raise SettingsError for contradictory settings."""
+    # The files are read again each time, so a new session uses their present content.
     tls = _tls(settings)
     account = _account(settings)
     if tls is not None:
@@ -72,13 +68,13 @@ def _has_servers(settings: Settings) -> bool:
 
 
 def _tls(settings: Settings) -> Tls | None:
-    cert, key = settings.coordinator_cert, settings.coordinator_key
+    cert = settings.coordinator_cert
+    key = settings.coordinator_key
     verify = settings.coordinator_verify
-    if bool(cert) != bool(key):
-        given, other = ("cert", "key") if cert else ("key", "cert")
-        raise _fault(
-            settings, f"coordinator_{given}", f"it needs coordinator_{other}; set both, or none"
-        )
+    if cert and not key:
+        raise _fault(settings, "coordinator_cert", "it needs coordinator_key; set both, or none")
+    if key and not cert:
+        raise _fault(settings, "coordinator_key", "it needs coordinator_cert; set both, or none")
     if not settings.coordinator_ca:
         unused = {"coordinator_cert": bool(cert), "coordinator_verify": verify != "host"}
         for name in unused:
@@ -138,9 +134,7 @@ def _password(settings: Settings) -> Secret:
         password = ""
     if not password or not password.isprintable() or len(data) > _MOST_PASSWORD_BYTES:
         raise _fault(
-            settings,
-            "coordinator_password_file",
-            f"{path} must contain one line with the password",
+            settings, "coordinator_password_file", f"{path} must contain one line with the password"
         )
     return Secret(password)
 

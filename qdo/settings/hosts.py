@@ -30,10 +30,7 @@ def writer_shown(settings: Settings) -> str:
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return the part of this process's component node that does not change.
-
-    It describes a worker, and every other process with a session that owns nodes.
-    """
+    """Return the part of this process's component node that does not change."""
     return {
         "host": host_shown(settings),
         "pid": os.getpid(),
@@ -49,11 +46,9 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 def share_files(settings: Settings) -> None:
     """Create the files of broker and coordinator for the setting `group`, unless they exist.
 
-    Without a group, each is created when it is opened, for this user only.
-
-    :raises SettingsError: the user is not in the group.
-    :raises DatabaseError: a file cannot be created.
+    Raise SettingsError if the user is not in the group, DatabaseError if a file cannot be created.
     """
+    # Without a group, each is created when it is opened, for this user only.
     if settings.group:
         for path in _paths(settings):
             with translated(path):

@@ -15,10 +15,8 @@ from qdo.settings.settings import Settings, declarations
 
 
 def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the items of qdo.config/1.
-
-    No setting is a secret: addresses with passwords are refused, and keys are in files.
-    """
+    """Return the items of qdo.config/1."""
+    # No setting is a secret: addresses with passwords are refused, and keys are in files.
     code = Settings(**given).values() if given else {}
     return [
         {

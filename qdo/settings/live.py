@@ -20,6 +20,8 @@ from qdo.settings.values import LIVE, convert
 from qdo.system import logs
 from qdo.text import describe
 
+_log = logging.getLogger(__name__)
+
 
 def live_names() -> list[str]:
     """Return the names of the settings that may be changed while processes run."""
@@ -27,11 +29,7 @@ def live_names() -> list[str]:
 
 
 def read_live(text: str) -> dict[str, Any]:
-    """Return the live settings in a TOML text, converted and checked.
-
-    :raises UnknownSettingError: a name is not a setting.
-    :raises SettingsError: the text is not TOML, a value is invalid, or a setting cannot be live.
-    """
+    """Return the live settings in a TOML text, converted; raise SettingsError for a fault."""
     table = parse_toml(text, LIVE)
     check_names(table, LIVE)
     known = {each.name: each for each in declarations()}
@@ -57,12 +55,7 @@ def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
 def overlaid(
     settings: Settings, live: Mapping[str, Any], pins: Collection[str], origin: str
 ) -> Settings:
-    """Return settings in which live settings apply, unless this process pins them.
-
-    :param settings: without any live setting.
-    :param origin: their origin, such as "live 13".
-    :raises SettingsError: they contradict other settings.
-    """
+    """Return settings in which live ones of an origin apply, unless this process pins them."""
     free = {name: value for name, value in live.items() if name not in pins}
     return settings.merged(free, origin)
 
@@ -90,11 +83,7 @@ def _as_json(text: str) -> dict[str, Any]:
 
 
 def with_version(settings: Settings, version: SettingsVersion | None, code_origin: str) -> Settings:
-    """Return the settings in force in a worker with these settings; None: nothing is live.
-
-    :param code_origin: the origin of those that the app gives in code.
-    :raises QdoError: no worker uses this version.
-    """
+    """Return the settings in force in a worker; raise QdoError if no worker uses this version."""
     if version is None:
         return settings
     pins = pinned(settings, code_origin)
@@ -102,12 +91,7 @@ def with_version(settings: Settings, version: SettingsVersion | None, code_origi
 
 
 class SettingsInForce:
-    """Holds the settings that are in force now.
-
-    Parts that read a setting again and again read it from `now`.
-
-    :ivar now: replaced as a whole; any thread may read it.
-    """
+    """The settings that are in force `now`: replaced as a whole, so any thread may read them."""
 
     def __init__(self, settings: Settings) -> None:
         self.now = settings
@@ -122,13 +106,9 @@ class SettingsInForce:
             each(settings)
 
 
-_log = logging.getLogger(__name__)
-
-
 class LiveSettings:
     """A process as `SettingsWatch` sees it.
 
-    :ivar in_force: the settings of this process, with the live ones.
     :param settings: those of this process, without live ones.
     :param code_origin: the origin of those that the app gives in code.
     :param check: raises a `QdoError` for settings that this process cannot use.
@@ -160,10 +140,7 @@ class LiveSettings:
         return None
 
     def use(self, version: SettingsVersion | None) -> None:
-        """Use a version that `check` has accepted.
-
-        Messages in flight end under the former settings: parts read a setting when they need it.
-        """
+        # Messages in flight end under the former settings: parts read a setting when they need it.
         settings = self._own if version is None else self._settings_of(version)
         self.in_use = version
         changed = self._differences(settings)
@@ -184,7 +161,8 @@ class LiveSettings:
         return overlaid(self._own, live, self._pins, f"live {version.number}")
 
     def _differences(self, settings: Settings) -> list[str]:
-        before, after = self.in_force.now.values(), settings.values()
+        before = self.in_force.now.values()
+        after = settings.values()
         return [
             name if name == "policies" else f"{name} = {value}"
             for name, value in after.items()
@@ -193,10 +171,9 @@ class LiveSettings:
 
 
 class LogLevelFollower:
-    """Sets the level of the log when the setting changes, and only then.
+    """Sets the level of the log when the setting changes, and only then."""
 
-    A change of another setting must not end a level that an operator has asked for.
-    """
+    # A change of another setting must not end a level that an operator has asked for.
 
     def __init__(self, settings: Settings) -> None:
         self._level = settings.log_level

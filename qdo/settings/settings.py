@@ -9,6 +9,7 @@ origin.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -25,30 +26,32 @@ from qdo.jobs.job import Job
 from qdo.jobs.policy_tables import QueuePolicy, policy_for
 from qdo.jobs.retry import PolicyInForce
 from qdo.settings import values as checks
-from qdo.settings.values import (
-    DEFAULT,
-    Check,
-    Declaration,
-    convert,
-    from_origin,
-)
+from qdo.settings.values import DEFAULT, Check, Declaration, convert, from_origin
 from qdo.system.files import absolute
 from qdo.system.logs import FORMATS, LEVELS, LogOptions
 from qdo.text import did_you_mean, hide_credentials
+
+_FILE_COORDINATOR = "sqlite:qdo-data/coordination.db"
+# Settings that are paths of files.
+_FILES = (
+    *("coordinator_ca", "coordinator_cert", "coordinator_key", "coordinator_password_file"),
+    *("keys", "log_config"),
+)
+_KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}
+_declared: dict[str, Declaration] = {}
 
 
 def setting(
     default: Any, help: str, check: Check | None = None, unit: str = "", *, live: bool = False
 ) -> Any:
-    """Declare a setting.
-
-    :param live: whether it may be changed while processes run, see `qdo.settings.live`.
-    """
+    if isinstance(default, float):
+        unit = "seconds"
     about = {"help": help, "check": check, "unit": unit, "live": live}
     return field(default=default, metadata=about)
 
 
-_FILE_COORDINATOR = "sqlite:qdo-data/coordination.db"
+# Declares a setting that may be changed while processes run, see `qdo.settings.live`.
+live_setting = functools.partial(setting, live=True)
 
 
 def default_coordinator(broker: str) -> str:
@@ -105,8 +108,7 @@ class AppSettings:
         checks.coordinator_url,
     )
     coordinator_ca: str = setting(
-        "",
-        "PEM file with the certificate authorities of ZooKeeper's servers; turns TLS on",
+        "", "PEM file with the certificate authorities of ZooKeeper's servers; turns TLS on"
     )
     coordinator_cert: str = setting(
         "", "PEM file with this client's certificate; needs `coordinator_key`"
@@ -141,9 +143,7 @@ class AppSettings:
         checks.accounts,
     )
     acl_operators: tuple[str, ...] = setting(
-        (),
-        "accounts that may read all nodes, seek, pause and delete queues",
-        checks.accounts,
+        (), "accounts that may read all nodes, seek, pause and delete queues", checks.accounts
     )
     acl_monitors: tuple[str, ...] = setting((), "accounts that may read all nodes", checks.accounts)
     acl_senders: tuple[str, ...] = setting(
@@ -161,9 +161,7 @@ class AppSettings:
         "it for encrypted bodies, and read it again when it changes",
     )
     encrypt: tuple[str, ...] = setting(
-        (),
-        "what senders encrypt with the first key of `keys`: bodies",
-        checks.some_of("bodies"),
+        (), "what senders encrypt with the first key of `keys`: bodies", checks.some_of("bodies")
     )
     require_encryption: bool = setting(
         False, "workers treat a body in clear as one that cannot be decoded; needs `keys`"
@@ -223,8 +221,7 @@ class Settings(AppSettings):
         "processes",
     )
     burst: bool = setting(
-        False,
-        "exit when every queue is empty; delayed, blocked and jobless messages do not count",
+        False, "exit when every queue is empty; delayed, blocked and jobless messages do not count"
     )
     reload: bool = setting(
         False, "for development: restart workers when the app's Python files change"
@@ -240,102 +237,83 @@ class Settings(AppSettings):
         0.0,
         "drain after running for this long, in each process; 0 means no limit",
         checks.between(0, 31_536_000),
-        "seconds",
     )
     session_timeout_seconds: float = setting(
         10.0,
         "after this long without contact, the coordinator gives a worker's queues to others; "
         "ZooKeeper may grant another value",
         checks.between(0.1, 3600),
-        "seconds",
     )
     connect_seconds: float = setting(
         10.0,
         "how long to try to reach the broker and the coordinator at startup, before exit code 3; "
         "after registering once, a worker retries forever",
         checks.between(0.1, 3600),
-        "seconds",
     )
     checkpoint_seconds: float = setting(
         0.2,
         "how often progress is recorded, less often while the coordinator is slow; after a crash, "
         "about this much is repeated",
         checks.between(0.001, 3600),
-        "seconds",
     )
     drain_seconds: float = setting(
         30.0,
         "how long running jobs may take to finish after a worker receives a stop signal",
         checks.between(0, 86_400),
-        "seconds",
     )
-    fetch: int = setting(
+    fetch: int = live_setting(
         1000,
         "maximum number of messages of a queue read from the broker at once",
         checks.between(1, 100_000),
         "messages",
-        live=True,
     )
-    turn_seconds: float = setting(
+    turn_seconds: float = live_setting(
         0.02,
         "how long a queue may run before waiting queues get their turn; no running job is "
         "interrupted",
         checks.between(0.0001, 60),
-        "seconds",
-        live=True,
     )
-    attempts: int = setting(
+    attempts: int = live_setting(
         20,
         "number of attempts for a failing message before its policy ends it, by default as a dead "
         "letter",
         checks.between(1, 1_000_000),
         "attempts",
-        live=True,
     )
-    backoff_seconds: float = setting(
+    backoff_seconds: float = live_setting(
         0.5,
         "pause before the second attempt; it doubles with each further attempt",
         checks.between(0, 86_400),
-        "seconds",
-        live=True,
     )
-    backoff_max_seconds: float = setting(
+    backoff_max_seconds: float = live_setting(
         600.0,
         "longest pause between attempts; at least `backoff_seconds`",
         checks.between(0, 86_400),
-        "seconds",
-        live=True,
     )
-    policies: tuple[QueuePolicy, ...] = setting(
+    policies: tuple[QueuePolicy, ...] = live_setting(
         (),
         "rules for failing messages of some queues: [[policies]] tables with queues (a glob), "
         "attempts, backoff_seconds, backoff_max_seconds, then and [[policies.rules]], which may "
         "have counts = false; only in the TOML file and in code",
-        live=True,
     )
-    retention_seconds: float = setting(
+    retention_seconds: float = live_setting(
         604_800.0,
         "how long the broker keeps completed messages, for replay, counted from when they were "
         "sent; others are never deleted",
         checks.between(0, 3_153_600_000),
-        "seconds",
-        live=True,
     )
-    dead_letter_limit: int = setting(
+    dead_letter_limit: int = live_setting(
         0,
         "the most dead letters that a queue keeps; its owner deletes older ones; 0 means no limit; "
         "not with SQS and Kinesis",
         checks.between(0, 1_000_000_000),
         "dead letters",
-        live=True,
     )
-    dead_letter_retention_seconds: float = setting(
+    dead_letter_retention_seconds: float = live_setting(
         0.0,
         "how long dead letters are kept; the queue's owner deletes older ones; 0 means forever; "
         "not with SQS and Kinesis",
         checks.between(0, 3_153_600_000),
-        "seconds",
-        live=True,
     )
     max_queues: int = setting(
         100_000,
@@ -368,11 +346,8 @@ class Settings(AppSettings):
         "for polled brokers (SQS): senders notify the queue's owner through a znode, and it polls "
         "at once; for senders, which must reach the coordinator, and workers",
     )
-    log_level: str = setting(
-        "info",
-        "lowest level that is logged: debug, info, warning or error",
-        checks.one_of(*LEVELS),
-        live=True,
+    log_level: str = live_setting(
+        "info", "lowest level that is logged: debug, info, warning or error", checks.one_of(*LEVELS)
     )
     log_format: str = setting(
         "text",
@@ -436,10 +411,7 @@ class Settings(AppSettings):
         return PolicyInForce(self.attempts, self.backoff_seconds, self.backoff_max_seconds)
 
     def scope(self, app: str) -> str:
-        """Return what separates an app in a table that apps share.
-
-        Its name, after a namespace that is not the default one: that of staging, for instance.
-        """
+        """Return what separates an app in a table that apps share, with a namespace of its own."""
         space = self.namespace.rstrip("/")
         return app if space == DEFAULT_NAMESPACE else f"{space}/{app}"
 
@@ -452,10 +424,8 @@ class Settings(AppSettings):
         return {each.name: getattr(self, each.name) for each in declarations()}
 
     def digest(self) -> str:
-        """Return a short text that is the same for equal settings only.
-
-        Passwords in addresses are left out: a reader with the other settings could try passwords.
-        """
+        """Return a short text that is the same for equal settings only."""
+        # Without passwords in addresses: a reader with the other settings could try passwords.
         values = {
             name: hide_credentials(value) if isinstance(value, str) else value
             for name, value in dataclasses.asdict(self).items()
@@ -494,15 +464,6 @@ class Settings(AppSettings):
         return {name: other[name] for name in values if other[name] != getattr(self, name)}
 
 
-_FILES = (
-    *("coordinator_ca", "coordinator_cert", "coordinator_key", "coordinator_password_file"),
-    *("keys", "log_config"),
-)
-"""Settings that are paths of files."""
-_KINDS = {"tuple[QueuePolicy, ...]": "tables", "tuple[str, ...]": "globs"}
-_declared: dict[str, Declaration] = {}
-
-
 def code_origin(app: str) -> str:
     return f"App({app!r})"
 
@@ -512,14 +473,8 @@ def declarations() -> Iterable[Declaration]:
         for each in dataclasses.fields(Settings):
             if each.metadata:
                 kind = _KINDS.get(str(each.type), str(each.type))
-                _declared[each.name] = Declaration(
-                    each.name, kind, each.default, **_described(each.metadata)
-                )
+                _declared[each.name] = Declaration(each.name, kind, each.default, **each.metadata)
     return _declared.values()
-
-
-def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: metadata[key] for key in ("help", "unit", "check", "live")}
 
 
 def check_names(names: Iterable[str], origin: str) -> None:

@@ -11,14 +11,10 @@ from typing import Any
 from qdo.encoding import is_deeper
 from qdo.errors import SettingsError, SettingsSyntaxError, UnknownSettingError
 from qdo.settings.settings import Settings, check_names, declarations
-from qdo.settings.values import (
-    CONFIG_VARIABLE,
-    DEFAULT,
-    ENVIRONMENT_PREFIX,
-    PASSWORD_VARIABLE,
-)
+from qdo.settings.values import CONFIG_VARIABLE, DEFAULT, ENVIRONMENT_PREFIX, PASSWORD_VARIABLE
 from qdo.text import did_you_mean
 
+# Variables with qdo's prefix that are not settings.
 SPECIAL_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
@@ -29,9 +25,7 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_JOB_PROCESS",  # a worker process passes its settings to a job's process in it
     }
 )
-"""Variables with qdo's prefix that are not settings."""
-
-
+# Prefixes of further ones.
 SPECIAL_PREFIXES = (
     "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
     "QDO_HOLD_",  # `qdo pause` describes its section to its command in them
@@ -39,8 +33,7 @@ SPECIAL_PREFIXES = (
     "QDO_SHELL_",  # likewise
     "QDO_WEBHOOK_",  # likewise
 )
-"""Prefixes of further variables that are not settings."""
-
+# Variables that Kubernetes sets in every pod beside a service, as NAME=VALUE.
 _SERVICE_VARIABLE = re.compile(
     r"[A-Z0-9_]+_("
     r"SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=\d|"
@@ -48,14 +41,14 @@ _SERVICE_VARIABLE = re.compile(
     r")",
     re.ASCII,
 )
-"""Variables that Kubernetes sets in every pod beside a service, as NAME=VALUE."""
+# Dots of a line in TOML: an address of many servers has some.
+MAX_DOTS = 200
+MAX_DEPTH = 10
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Return whether Kubernetes sets this variable, for a service such as ``qdo`` or ``qdo-web``.
-
-    `_PORT` alone could be a setting with a typo, so its value must be an address, too.
-    """
+    """Return whether Kubernetes sets this variable, for a service such as ``qdo-web``."""
+    # `_PORT` alone could be a setting with a typo, so its value must be an address, too.
     return _SERVICE_VARIABLE.match(f"{name}={value}") is not None
 
 
@@ -107,17 +100,10 @@ def _read_toml(path: str) -> dict[str, Any]:
     return parse_toml(data, path)
 
 
-MAX_DOTS = 200
-"""Of a line: an address of many servers has some."""
-MAX_DEPTH = 10
-
-
 def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
-    """Return the table in a TOML text; errors name its origin.
-
-    Operators and attackers can write the live settings, so the text has bounds: the time of the
-    parser grows with the square of the parts of a key, and code that prints deep values fails.
-    """
+    """Return the table in a TOML text; errors name its origin."""
+    # Operators and attackers can write the live settings, so the text has bounds: the time of the
+    # parser grows with the square of the parts of a key, and code that prints deep values fails.
     try:
         text = text.decode() if isinstance(text, bytes) else text
         if max(line.count(".") for line in text.split("\n")) > MAX_DOTS:

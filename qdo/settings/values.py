@@ -16,12 +16,27 @@ from qdo.text import wrong_form
 
 Check = Callable[[Any], "str | None"]
 
+# Names the TOML file if no flag does.
+CONFIG_VARIABLE = "QDO_CONFIG"
+ENVIRONMENT_PREFIX = "QDO_"
+# Password of the account at the coordinator. Not a setting: `qdo config` lists settings.
+PASSWORD_VARIABLE = "QDO_COORDINATOR_PASSWORD"  # noqa: S105 - the name of a variable
+# Origin of a value that was not set.
+DEFAULT = "default"
+# The origin of settings that workers take from the coordinator.
+LIVE = "live settings"
+_KIND_NAMES = {
+    "str": "text",
+    "int": "an integer",
+    "float": "a number of seconds",
+    "bool": "true or false",
+    "globs": "a list of globs",
+}
+
 
 def between(low: float, high: float) -> Check:
-    """Return a check for numbers from `low` to `high`; NaN is invalid."""
-
     def check(value: Any) -> str | None:
-        if low <= value <= high:
+        if low <= value <= high:  # NaN is not
             return None
         return f"got {value!r}, but it must be from {low:g} to {high:g}"
 
@@ -44,7 +59,7 @@ def some_of(*choices: str) -> Check:
 
 
 def globs(value: tuple[str, ...]) -> str | None:
-    """Check globs; an empty one, as in a list that begins with a comma, matches nothing."""
+    # An empty glob, as in a list that begins with a comma, matches nothing.
     if not all(value):
         return f"{', '.join(value)!r} contains an empty glob"
     size = sum(map(len, value))
@@ -56,7 +71,6 @@ def globs(value: tuple[str, ...]) -> str | None:
 
 
 def non_empty_globs(value: tuple[str, ...]) -> str | None:
-    """Check a list that needs at least one glob."""
     return globs(value) if value else "it must contain a glob; * matches every queue"
 
 
@@ -79,7 +93,6 @@ def _is_reference(value: str) -> bool:
 
 
 def broker_url(value: str) -> str | None:
-    """Check the address of a broker; nothing is opened."""
     return kind_of(value).address_error(value)
 
 
@@ -116,7 +129,6 @@ def _chroot_fault(chroot: str) -> str | None:
 
 
 def listen_address(value: str) -> str | None:
-    """Check an address to listen at; empty means none."""
     if not value:
         return None
     found = re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(\d{1,5})", value)
@@ -126,7 +138,7 @@ def listen_address(value: str) -> str | None:
 
 
 def account(value: str) -> str | None:
-    """Check an account at the coordinator. The text may contain a password: it is not shown."""
+    # The text may contain a password: it is not shown.
     if not value or (re.fullmatch(r"(digest|sasl):[^:\s]+", value) and value.isprintable()):
         return None
     return "it must be digest:NAME or sasl:NAME; the password belongs elsewhere"
@@ -144,21 +156,18 @@ def accounts(value: tuple[str, ...]) -> str | None:
 
 
 def zone(value: str) -> str | None:
-    """Check the name of a zone; empty means none."""
     if re.fullmatch(r"[\w.-]{0,100}", value):
         return None
     return f"it must have at most 100 letters, digits, '.', '-' and '_', got {value[:120]!r}"
 
 
 def address(value: str) -> str | None:
-    """Check an address of an app; empty means none."""
     if len(value) <= 200 and value.isprintable() and not any(map(str.isspace, value)):
         return None
     return f"it must have at most 200 printable characters and no space, got {value[:220]!r}"
 
 
 def namespace(value: str) -> str | None:
-    """Check an absolute path of a znode."""
     if value.startswith("/") and all(value[1:].split("/")):
         return None
     return f"it must be an absolute znode path such as /a/b, got {value!r}"
@@ -166,21 +175,6 @@ def namespace(value: str) -> str | None:
 
 def _either(choices: tuple[str, ...]) -> str:
     return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
-
-
-CONFIG_VARIABLE = "QDO_CONFIG"
-"""Names the TOML file if no flag does."""
-
-
-ENVIRONMENT_PREFIX = "QDO_"
-
-
-PASSWORD_VARIABLE = "QDO_COORDINATOR_PASSWORD"  # noqa: S105 - the name of a variable
-"""Password of the account at the coordinator. Not a setting: `qdo config` lists settings."""
-
-
-DEFAULT = "default"
-"""Origin of a value that was not set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +203,8 @@ class Declaration:
         return "--" + self.name.replace("_", "-")
 
 
-LIVE = "live settings"
-"""The origin of settings that workers take from the coordinator."""
-
-
 def convert(declaration: Declaration, value: Any, origin: str) -> Any:
-    """Return `value` in the setting's type; text, as in the environment, is parsed.
-
-    :raises SettingsError: it has the wrong type or is out of range.
-    """
+    """Return a value, or the text of one, in the setting's type; raise SettingsError."""
     if declaration.kind == "tables":
         return _read_tables(declaration.name, value, origin)
     try:
@@ -258,8 +245,7 @@ def _read_str(value: Any) -> str | None:
 
 
 def _read_globs(value: Any) -> tuple[str, ...] | None:
-    """Read a list of text, or one text with commas, as in the environment."""
-    if isinstance(value, str):
+    if isinstance(value, str):  # with commas, as in the environment
         return tuple(each.strip() for each in value.split(",")) if value else ()
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
         return tuple(value)
@@ -290,13 +276,4 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "float": _read_float,
     "bool": _read_bool,
     "globs": _read_globs,
-}
-
-
-_KIND_NAMES = {
-    "str": "text",
-    "int": "an integer",
-    "float": "a number of seconds",
-    "bool": "true or false",
-    "globs": "a list of globs",
 }

@@ -50,11 +50,10 @@ def vault_of(settings: Settings, app: str, stream_of: StreamOf) -> BodyVault | N
 
 
 def marks_of(settings: Settings, app: str, stream_of: StreamOf) -> IdMarks | None:
-    """Return the marks that prove the ids of an app's messages.
-
-    None without a key to sign, and for a broker that only qdo writes to.
-    """
-    ring, kind = key_ring_of(settings), kind_of(settings.broker)
+    """Return the marks that prove the ids of an app's messages, None without a key to sign."""
+    ring = key_ring_of(settings)
+    kind = kind_of(settings.broker)
+    # A broker that only qdo writes to needs no marks.
     if ring is None or not ring.has("sign") or not kind.foreign_senders:
         return None
     return IdMarks(ring, _place(settings, app, stream_of))
@@ -73,11 +72,9 @@ def _key_ring(path: str) -> KeyRing:
 
 
 def _place(settings: Settings, app: str, stream_of: StreamOf) -> Callable[[str], str]:
-    """Return a function from a queue to the text that its messages are bound to.
-
-    The shard that gets a message is not known when it is encrypted, and may be split. Any app may
-    read a stream of Kinesis.
-    """
+    """Return a function from a queue to the text that its messages are bound to."""
+    # The shard that gets a message is not known when it is encrypted, and may be split. Any app may
+    # read a stream of Kinesis.
     stream = kind_of(settings.broker).stream(settings.broker)
     if stream is None:
         return lambda queue: f"{app}\0{stream_of(queue) if stream_named(queue) else queue}"

@@ -1,4 +1,4 @@
-"""The clock of leases and deadlines, pauses of long loops, and histograms of durations."""
+"""The clock of leases and deadlines, polling, pauses of long loops, and histograms of durations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from typing import Any, TypeVar
 
 from qdo.errors import UsageError
 
+_T = TypeVar("_T")
+
+# About 30 years. Timers of Python and of libev cannot hold infinity, nor much more than this.
 _MOST_SECONDS = 1e9
-"""About 30 years. Timers of Python and of libev cannot hold infinity, nor much more than this."""
+# Items between two pauses: a few milliseconds for items that take 5 us each.
+STRIDE = 500
+# Pauses of `polls`. The growth adds at most a fifth to the time until a change is seen.
+_FIRST_SECONDS = 0.004
+_LAST_SECONDS = 0.1
+_GROWTH = 1.2
 
 # Use partial, not def: the check before every message costs one C call (65 ns).
 clock: Callable[[], float] = partial(
@@ -21,29 +29,35 @@ clock: Callable[[], float] = partial(
 
 
 def checked_timeout(seconds: Any, name: str = "timeout_seconds") -> float:
-    """Return how long a call may wait; a negative one, which is left of a deadline, is 0.
-
-    :raises UsageError: it is not a number, NaN, or too large for a timer, such as infinity.
-    """
+    """Return how long a call may wait, 0 for a negative time; raise UsageError for no number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (number and -_MOST_SECONDS <= seconds <= _MOST_SECONDS):
         raise UsageError(
             reason=f"{name} must be a number of seconds up to {_MOST_SECONDS:g}, got {seconds!r}"
         )
-    return max(0.0, float(seconds))
+    return max(0.0, float(seconds))  # what is left of a deadline may be negative
 
 
-STRIDE = 500
-"""Items between two pauses: a few milliseconds for items that take 5 us each."""
+def polls(timeout_seconds: float, pause: Callable[[float], object] = time.sleep) -> Iterator[float]:
+    """Yield the seconds waited so far, at least once, until the time is over.
 
-_T = TypeVar("_T")
+    A caller returns from the loop on success; after the loop, it has waited in vain.
+
+    :param pause: sleeps between two steps, as the client's handler requires.
+    """
+    began = clock()
+    seconds = _FIRST_SECONDS
+    while True:
+        yield clock() - began
+        if clock() - began > timeout_seconds:
+            return
+        pause(seconds)
+        seconds = min(_GROWTH * seconds, _LAST_SECONDS)
 
 
 def paced(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield the items, and let other greenlets run after every `STRIDE` of them.
-
-    For a loop whose length another party decides, in a process whose event loop must not block.
-    """
+    """Yield the items, and let other greenlets run after every `STRIDE` of them."""
+    # For a loop whose length another party decides, in a process whose event loop must not block.
     for number, item in enumerate(items, 1):
         yield item
         if number % STRIDE == 0:
@@ -51,11 +65,9 @@ def paced(items: Iterable[_T]) -> Iterator[_T]:
 
 
 class Histogram:
-    """Counts durations by their size.
+    """Counts durations by their size, and adds them up in `seconds`.
 
     :ivar bounds: upper bounds of all classes but the last, in seconds; a class includes its bound.
-    :ivar counts: durations of each class.
-    :ivar seconds: the sum of all durations.
     """
 
     __slots__ = ("bounds", "counts", "seconds")

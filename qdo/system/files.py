@@ -22,6 +22,11 @@ from dataclasses import dataclass
 from qdo.errors import SettingsError, UsageError
 from qdo.text import describe
 
+# Nonblocking: opening a FIFO in place of a file would wait for its other end.
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Longest file of `private_text`.
+_MOST_PRIVATE_BYTES = 4096
+
 
 def sqlite_path(url: str) -> str | None:
     """Return the path in an address ``sqlite:PATH``, None for any other address."""
@@ -32,10 +37,6 @@ def absolute(url: str) -> str:
     """Return an address with the absolute path of its SQLite file, if it has one."""
     path = sqlite_path(url)
     return url if path is None else f"sqlite:{os.path.abspath(path)}"
-
-
-_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Nonblocking: opening a FIFO in place of a file would wait for its other end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,7 @@ def make_folder(path: str, rights: Rights = PRIVATE) -> None:
 
 @contextlib.contextmanager
 def opened_folder(path: str) -> Iterator[int]:
-    """Yield a descriptor of a folder, which names within the folder can be relative to.
-
-    :raises OSError: it is not a folder, or a symbolic link to one.
-    """
+    """Yield a descriptor of a folder; raise OSError for a symbolic link to one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -113,7 +111,6 @@ def open_file(path: str, flags: int, rights: Rights, folder: int | None = None) 
     """Open a regular file, created with `rights` if it is missing; return its descriptor.
 
     :param folder: descriptor of the folder that `path` is relative to.
-    :raises OSError: something else has this name.
     """
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=folder)
@@ -141,13 +138,9 @@ def _irregular(path: str) -> OSError:
 
 
 def create_database(path: str, rights: Rights = PRIVATE) -> None:
-    """Create an empty file for a database; an existing one stays as it is.
-
-    It is never opened here: closing any descriptor of a database would release the locks that
-    SQLite holds on it for this process.
-
-    :raises OSError: something else has this name.
-    """
+    """Create an empty file for a database; raise OSError if something else has this name."""
+    # Never open it here: closing any descriptor of a database would release the locks that SQLite
+    # holds on it for this process.
     try:
         os.mknod(path, stat.S_IFREG | 0o600)
     except FileExistsError:
@@ -162,11 +155,7 @@ def create_database(path: str, rights: Rights = PRIVATE) -> None:
 
 
 def share_database(path: str, group: str) -> None:
-    """Create an empty database for the members of a group, with its folder, unless it exists.
-
-    :raises SettingsError: the group does not exist, or this user is not a member.
-    :raises OSError: it cannot be created.
-    """
+    """Create an empty database for the members of a group, with its folder, unless it exists."""
     gid = _gid_of(group)
     if os.geteuid() != 0 and gid not in (os.getegid(), *os.getgroups()):
         raise SettingsError(
@@ -214,7 +203,6 @@ def rights_problems(path: str, group: str = "") -> list[str]:
 
 
 def _reachable(folder: str) -> bool:
-    """Return whether every user may enter a folder, and each above it."""
     while os.stat(folder).st_mode & stat.S_IXOTH:
         if folder == "/":
             return True
@@ -232,19 +220,12 @@ def _shared(folder: str, path: str, gid: int) -> bool:
 
 
 def private_text(path: str, what: str) -> str:
-    """Return the text of a file that only its owner may read, such as one with a token.
-
-    :param what: the file in errors, such as "token file".
-    :raises UsageError: others may read it, or it cannot be read.
-    """
+    """Return the text of a file; raise UsageError, naming `what` it is, if others may read it."""
     try:
         with open(path, encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 reason = f"only its owner may read the {what} {path}: chmod 600 {path}"
                 raise UsageError(reason=reason)
-            return file.read(_MOST_PRIVATE).strip()
+            return file.read(_MOST_PRIVATE_BYTES).strip()
     except (OSError, ValueError) as error:
         raise UsageError(reason=f"cannot read the {what} {path}: {describe(error)}") from error
-
-
-_MOST_PRIVATE = 4096

@@ -25,17 +25,16 @@ from qdo.system.native import native_lock, native_rlock
 _DATABASE_LOCK = (0x40000002, 510)
 _INDEX_LOCK = (128, 1)
 
+# Delays forks while a connection is opened, closed or used for reading. The connection that writes
+# has a `ForkGuard` instead, so that readers need not wait for its commits.
+#
+# Hold it from the opening of a file until the file has a guard. Never hold it while waiting for
+# another thread. A fork takes it first and then the guards, so code that holds a guard must not
+# take it.
 unforked = native_rlock()
-"""Delays forks while a connection is opened, closed or used for reading. The connection that
-writes has a `ForkGuard` instead, so that readers need not wait for its commits.
 
-Hold it from the opening of a file until the file has a guard. Never hold it while waiting for
-another thread. A fork takes it first and then the guards, so code that holds a guard must not take
-it.
-"""
-
+# Never closed: closing any descriptor of a file releases all locks of the process on it.
 _kept: list[int] = []
-"""Never closed: closing any descriptor of a file releases all locks of the process on it."""
 
 
 class ForkGuard:
@@ -60,10 +59,8 @@ class ForkGuard:
         self._lock.release()
 
     def close(self) -> None:
-        """Stop locking the file in forked children, because it is closed.
-
-        Call it while holding the guard. A fork that is waiting for the guard then finds it closed.
-        """
+        """Stop locking the file in forked children, because it is closed."""
+        # Call it while holding the guard: a fork that waits for the guard then finds it closed.
         self._closed = True
 
     def begin_in_child(self) -> None:
@@ -72,10 +69,8 @@ class ForkGuard:
         if self._closed:
             return
         self._forget()
-        for path, (start, length) in (
-            (self._path, _DATABASE_LOCK),
-            (f"{self._path}-shm", _INDEX_LOCK),
-        ):
+        locks = {self._path: _DATABASE_LOCK, f"{self._path}-shm": _INDEX_LOCK}
+        for path, (start, length) in locks.items():
             # If the file is gone, nothing is shared, and `ReplacedFileCheck` reports it. A user who
             # may only read it has no lock that matters.
             with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -85,8 +80,8 @@ class ForkGuard:
 
 
 _guards: set[weakref.ref[ForkGuard]] = set()
+# The guards held for the fork that is under way.
 _held: list[ForkGuard] = []
-"""The guards held for the fork that is under way."""
 
 
 def _before() -> None:

@@ -22,14 +22,15 @@ from qdo.system.native import native_lock, sleep
 
 _log = logging.getLogger(__name__)
 
+# How soon a job that waits for a call can be interrupted.
 LOOK_SECONDS = 0.5
-"""How soon a job that waits for a call can be interrupted."""
+# Pause of a thread whose event loop lacks a resource of the system.
 PAUSE_SECONDS = 1.0
-"""Pause of a thread whose event loop lacks a resource of the system."""
 
 _Result = TypeVar("_Result")
+# The event loop, the number of its thread, and a function for the number of a native thread.
 _home: tuple[Any, int, Callable[[], int]] | None = None
-"""The event loop, the number of its thread, and a function for the number of a native thread."""
+_logged_at = 0.0
 
 
 @contextlib.contextmanager
@@ -42,7 +43,8 @@ def home_loop() -> Iterator[None]:
     get_ident = monkey.get_original("_thread", "get_ident")
     hub = _tolerant(gevent.get_hub())
     loop = hub.loop
-    before, _home = _home, (hub, get_ident(), get_ident)
+    before = _home
+    _home = (hub, get_ident(), get_ident)
     on_error = getattr(core, "set_syserr_cb", lambda callback: None)  # libuv has none
     on_error(partial(_await_descriptor, loop._handle_syserr))
     try:
@@ -53,9 +55,7 @@ def home_loop() -> Iterator[None]:
 
 
 def at_home(
-    function: Callable[..., _Result],
-    *args: Any,
-    undo: Callable[[_Result], object] | None = None,
+    function: Callable[..., _Result], *args: Any, undo: Callable[[_Result], object] | None = None
 ) -> _Result:
     """Call a function in a greenlet of the worker's event loop, and wait for its result.
 
@@ -113,10 +113,7 @@ def check_descriptors(count: int = 4) -> None:
 
 
 def own_hub() -> Any:
-    """Return the event loop of this native thread, and make it if there is none.
-
-    :raises OSError: the process has no descriptors left for it.
-    """
+    """Return the event loop of this native thread; raise OSError if there is no descriptor left."""
     import gevent
 
     check_descriptors()
@@ -124,21 +121,17 @@ def own_hub() -> Any:
 
 
 def _tolerant(hub: Any) -> Any:
-    """Let no greenlet of a job end the program: gevent raises its SystemExit in the main one."""
     import gevent
 
-    hub.SYSTEM_ERROR, hub.NOT_ERROR = (SystemError,), (gevent.GreenletExit,)
+    # Otherwise a greenlet of a job ends the program: gevent raises its SystemExit in the main one.
+    hub.SYSTEM_ERROR = (SystemError,)
+    hub.NOT_ERROR = (gevent.GreenletExit,)
     return hub
 
 
-_logged_at = 0.0
-
-
 def _await_descriptor(default: Callable[[str, int], None], message: str, number: int) -> None:
-    """Pause before libev retries a system call of an event loop, such as one for a descriptor.
-
-    It retries at once and forever: in ten seconds, the errors of threads filled 200 MB.
-    """
+    """Pause before libev retries a system call of an event loop, such as one for a descriptor."""
+    # It retries at once and forever: in ten seconds, the errors of threads filled 200 MB.
     global _logged_at
     if _home is None or _home[1] == _home[2]():
         default(message, number)
@@ -160,10 +153,8 @@ def leave_gevent() -> None:
 
 
 def stay_in_gevent() -> None:
-    """Run the event loop of this thread, if it has one, until the process ends.
-
-    Threads of a pool that a job used live in it, and Python waits for them when it exits.
-    """
+    """Run the event loop of this thread, if it has one, until the process ends."""
+    # Threads of a pool that a job used live in it, and Python waits for them when it exits.
     from gevent._hub_local import get_hub_if_exists
 
     hub = get_hub_if_exists()

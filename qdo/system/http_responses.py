@@ -5,18 +5,17 @@ from __future__ import annotations
 import http.client
 from typing import Any
 
+# Maximum number of `100 Continue` responses before the response; a request causes one at most.
 INTERIM_LIMIT = 10
-"""Maximum number of `100 Continue` responses before the response; a request causes one at most."""
+# Maximum number of lines after a chunked body, as many as `http.client` accepts as headers.
 TRAILER_LIMIT = 100
-"""Maximum number of lines after a chunked body, as many as `http.client` accepts as headers."""
 
 
 class BoundedResponse(http.client.HTTPResponse):
-    """A response that raises an HTTPException after too many lines.
+    """A response that raises an HTTPException after too many lines."""
 
-    `http.client` skips any number of interim responses and trailers. While a server sends them
-    faster than they are read, no greenlet of the process runs, and no timeout applies.
-    """
+    # `http.client` skips any number of interim responses and trailers. While a server sends them
+    # faster than they are read, no greenlet of the process runs, and no timeout applies.
 
     fp: Any
     _interim = -1

@@ -21,14 +21,20 @@ FORMATS = ("text", "json")
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(message)s"
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
+# The handler that `configure` adds, and replaces when it is called again.
 _HANDLER_NAME = "qdo.system.logs"
-"""The handler that `configure` adds, and replaces when it is called again."""
-
-
-_log = logging.getLogger(__name__)
-
+# Before each further line of a record: only a record of its own begins at the left margin.
 _INDENT = "    "
-"""Before each further line of a record: only a record of its own begins at the left margin."""
+# Lines that wait for a reader of the stream; further ones are dropped.
+WAITING_LINES = 1000
+# How long a thread waits until its line is written. After that no thread waits, until the reader of
+# the stream has read again.
+PATIENCE_SECONDS = 0.05
+FLUSH_SECONDS = 1.0
+_PLACEHOLDER = re.compile(r"%%|(?:\b(queue|message|fence) )?%[-+# 0]*[\d.]*[a-zA-Z]")
+_FIELDS = {"queue": "queue", "message": "message_id", "fence": "fence"}
+_WORKER = re.compile(r"worker-\d{10}")
+_log = logging.getLogger(__name__)
 
 
 class _Process:
@@ -98,21 +104,13 @@ class LogPlace(str):
     @classmethod
     def of(cls, text: str, **fields: object) -> LogPlace:
         """Return a text with fields."""
-        made = cls(text)
-        made.fields = fields
-        return made
-
-
-_PLACEHOLDER = re.compile(r"%%|(?:\b(queue|message|fence) )?%[-+# 0]*[\d.]*[a-zA-Z]")
-_FIELDS = {"queue": "queue", "message": "message_id", "fence": "fence"}
-_WORKER = re.compile(r"worker-\d{10}")
+        place = cls(text)
+        place.fields = fields
+        return place
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return worker, queue, message and fence of a line of qdo, as far as it names them.
-
-    The worker is that of this process if the line does not name another one.
-    """
+    """Return worker, queue, message and fence of a line of qdo, as far as it names them."""
     found: dict[str, object] = {}
     arguments = iter(record.args if isinstance(record.args, tuple) else ())
     for place in _PLACEHOLDER.finditer(record.msg if isinstance(record.msg, str) else ""):
@@ -148,14 +146,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             line["traceback"] = describe_traceback(record.exc_info[1]).rstrip()
         return json.dumps(line, default=str)
-
-
-WAITING_LINES = 1000
-"""Lines that wait for a reader of the stream; further ones are dropped."""
-PATIENCE_SECONDS = 0.05
-"""How long a thread waits until its line is written. After that no thread waits, until the reader
-of the stream has read again."""
-FLUSH_SECONDS = 1.0
 
 
 class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic from 3.11 on
@@ -246,12 +236,9 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
             done.release()
 
     def _write_line(self, fd: int, data: bytes, dropped: int) -> None:
-        """Write a line, behind the end of one that was cut off and the number of missing ones.
-
-        :param dropped: number of the lines that were dropped before this one.
-        """
+        """Write a line, behind the end of one that was cut off and the number of missing ones."""
         if not data:
-            return
+            return  # `flush` only waits for the lines before
         self._rest = self._write_all(fd, self._rest)
         missing = dropped + self._refused - self._told
         if missing and not self._rest and self._begin(fd, self._line_of(missing)):
@@ -309,14 +296,9 @@ def configure(
 ) -> None:
     """Write the log of this process, from `level` up, to `stream` (default: stderr).
 
+    Times are UTC: the lines of several hosts can be sorted.
+
     :param config: JSON file for `logging.config.dictConfig`, which then applies on top.
-    :param format: one of `FORMATS`.
-
-    Times are UTC: the lines of several hosts can be sorted. kazoo logs only errors, because qdo
-    has its own line for each event, and botocore warnings and worse. At level debug kazoo logs
-    everything and botocore from info up. Below info, botocore logs every request that it signs,
-    with the security token of temporary credentials.
-
     :raises SettingsError: the level does not exist, or the file cannot be used.
     """
     if level.lower() not in LEVELS:
@@ -341,9 +323,11 @@ def configure(
 
 def set_level(level: str) -> Callable[[], None]:
     """Log from this level up, one of `LEVELS`; return a function that undoes it."""
-    kazoo, botocore = logging.NOTSET, logging.INFO
-    if level.lower() != "debug":
-        kazoo, botocore = logging.ERROR, logging.WARNING
+    # qdo has its own line for each event of kazoo. Below info, botocore logs every request that it
+    # signs, with the security token of temporary credentials.
+    is_debug = level.lower() == "debug"
+    kazoo = logging.NOTSET if is_debug else logging.ERROR
+    botocore = logging.INFO if is_debug else logging.WARNING
     loggers = [logging.getLogger(name) for name in (None, "kazoo", "botocore")]
     before = [each.level for each in loggers]
     levels = (logging.getLevelName(level.upper()), kazoo, botocore)
@@ -359,13 +343,9 @@ def set_level(level: str) -> Callable[[], None]:
 
 
 def enable_again(where: str) -> None:
-    """Let qdo's loggers log after code of an app has run, and say if it had silenced them.
-
-    `logging.config` disables all loggers that exist, unless it is told not to. The handlers of the
-    app stay in force: it may want qdo's lines among its own.
-
-    :param where: the code that has run, such as "module shop".
-    """
+    """Let qdo's loggers log after code of an app, `where`, has run; say if it had silenced them."""
+    # `logging.config` disables all loggers that exist, unless it is told not to. The handlers of
+    # the app stay in force: it may want qdo's lines among its own.
     known = list(logging.root.manager.loggerDict.items())
     silenced = [each for name, each in known if name.partition(".")[0] == "qdo"]
     disabled = [each for each in silenced if isinstance(each, logging.Logger) and each.disabled]

@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Calls of `run_parallel` at the same time.
+AT_ONCE = 8
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
 
 def check_no_eventlet() -> None:
-    """Raise UsageError in a process that eventlet has patched: its locks stop native threads.
-
-    Does not import eventlet.
-    """
+    """Raise UsageError in a process that eventlet has patched: its locks stop native threads."""
     patcher: Any = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise UsageError(
@@ -45,10 +48,7 @@ def check_no_eventlet() -> None:
 
 
 def original(module: str, name: str, patched: Any) -> Any:
-    """Return the original of an object that gevent patched; `patched` if gevent did not patch it.
-
-    Does not import gevent.
-    """
+    """Return the original of an object that gevent patched, else `patched`."""
     monkey: Any = sys.modules.get("gevent.monkey")
     return patched if monkey is None else monkey.get_original(module, name)
 
@@ -64,10 +64,7 @@ _on_death: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def reported_deaths(report: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `report` with the name of each guarded thread that dies.
-
-    :param report: called on the dying thread.
-    """
+    """Within the block, call `report` on each guarded thread that dies, with its name."""
     _on_death.append(report)
     try:
         yield
@@ -205,13 +202,6 @@ class _GreenletSignal:
             self._event.wait()
         finally:
             self._watcher.stop()
-
-
-AT_ONCE = 8
-"""Maximum requests at the same time."""
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 def run_parallel(act: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:

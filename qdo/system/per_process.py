@@ -77,7 +77,8 @@ class PerProcess(Generic[_Held]):
                 if self._held is not None and self._pid != os.getpid():
                     self._inherit()
                 if self._held is None or self._over(self._held):
-                    self._held, self._pid = self._open(), os.getpid()
+                    self._held = self._open()
+                    self._pid = os.getpid()
                 yield self._held
             finally:
                 self._busy = False
@@ -92,10 +93,7 @@ class PerProcess(Generic[_Held]):
 
     @contextlib.contextmanager
     def override(self, stand_in: _Held) -> Iterator[None]:
-        """Use another object until the block ends.
-
-        :raises UsageError: it is overridden already.
-        """
+        """Use another object until the block ends; raise UsageError if there is one already."""
         if self._stand_in is not None:
             raise UsageError(
                 reason=f"app {self._owner!r} is being tested by another TestKit; close that first"
@@ -109,7 +107,8 @@ class PerProcess(Generic[_Held]):
     def close(self) -> None:
         """Close the object, unless a parent process opened it; the next use opens it again."""
         with self._lock:
-            held, own = self._held, self._pid == os.getpid()
+            held = self._held
+            own = self._pid == os.getpid()
             if held is not None and not own:
                 self._inherit()
             self._held = None
@@ -123,7 +122,8 @@ _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 def _renew_locks() -> None:
     """Replace locks that other threads of the parent held: a forked child has no such threads."""
     for each in list(_all):
-        each._lock, each._busy = threading.RLock(), False
+        each._lock = threading.RLock()
+        each._busy = False
 
 
 os.register_at_fork(after_in_child=_renew_locks)

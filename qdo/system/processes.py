@@ -23,8 +23,18 @@ from collections.abc import Collection
 from qdo.system.clock import clock
 
 LINUX = sys.platform.startswith("linux")
+# What a parent process sends a worker process: the first drains, the second aborts the jobs.
 STOP_REQUEST = b"S"
-"""What a parent process sends a worker process: the first drains, the second aborts the jobs."""
+# Descriptors reserved for everything else: logs, databases, the connections of jobs.
+RESERVE = 256
+_LEASE_AT = 8
+_LEASE = struct.Struct("@dQ")
+_COUNT_AT = 24
+_COUNT = struct.Struct("@Q")
+_CLAIMS_AT = 32
+_TOKEN_BYTES = 8
+# Ended claims with a running job that one page has room for; jobs of further ones run to their end.
+_MOST_CLAIMS = (mmap.PAGESIZE - _CLAIMS_AT) // _TOKEN_BYTES
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -32,18 +42,13 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of its descendants' orphans (Linux); return whether it worked.
-
-    Otherwise init would adopt them, and this process could not tell when they are gone.
-    """
+    """Become the parent of the descendants' orphans (Linux); return whether that worked."""
+    # Otherwise init would adopt them, and this process could not tell when they are gone.
     return LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Ask the kernel to send this process a signal when its parent ends (Linux).
-
-    :return: whether the parent is still alive.
-    """
+    """Get a signal from the kernel when the parent ends (Linux); return whether it is alive."""
     if LINUX:
         _prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
@@ -71,12 +76,8 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def children(parent: int, name: str | None = None) -> list[int]:
-    """Return the children of a process, also those in other groups and sessions.
-
-    Reads the state of every process of the machine: 10 µs for each of them.
-
-    :param name: return only those with this name, see `set_name`.
-    """
+    """Return the children of a process, also in other groups; with a name, only those of it."""
+    # This reads the state of every process of the machine: 10 µs for each of them.
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := _read(f"/proc/{entry}/stat")):
@@ -99,13 +100,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: Collection[int], enough: int) -> int:
-    """Return the memory of processes, as exactly as the comparison with a limit needs.
-
-    That is their resident memory. If several processes exceed the limit by this measure, it is
-    the sum of their proportional set sizes: pages that they share after a fork count once.
-
-    :param enough: the limit.
-    """
+    """Return the memory of processes, as exactly as the comparison with a limit needs."""
+    # If several exceed the limit by their resident memory, add up their proportional set sizes:
+    # pages that they share after a fork count once.
     resident = sum(_resident(pid) for pid in pids)
     if resident <= enough or len(pids) < 2:
         return resident
@@ -131,7 +128,7 @@ def waited_seconds(thread: int) -> float:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a file of /proc, nothing if its process has ended."""
+    """Read a file of /proc; return b"" if its process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -140,39 +137,24 @@ def _read(path: str) -> bytes:
 
 
 def module_argv(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module, with a path that lacks the current folder.
-
-    ``python -m`` searches the current folder first: a file there could replace a module of qdo, of
-    its libraries or of Python. The app may be in this folder; `qdo.loading` appends it to the path.
-    """
+    """Return the command that runs a module, with a path that lacks the current folder."""
+    # ``python -m`` searches the current folder first: a file there could replace a module of qdo,
+    # of its libraries or of Python. The app may be in it; `qdo.loading` appends it to the path.
     return (sys.executable, "-P", "-m", module)
 
 
-RESERVE = 256
-"""Descriptors reserved for everything else: logs, databases, the connections of jobs."""
-
-
 def ensure_open_files(connections: int) -> int:
-    """Raise the limit of open files for `connections`; return how many the process may open.
-
-    The usual soft limit of 1,024 open files exists only for programs that use select(). Every
-    process may raise its own up to the hard limit, and its child processes inherit it.
-    """
+    """Raise the limit of open files for `connections`; return how many the process may open."""
+    # The usual soft limit of 1,024 open files exists only for programs that use select(). Every
+    # process may raise its own up to the hard limit, and its child processes inherit it.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections
-    wanted = connections + RESERVE
-    if soft < wanted and (hard == resource.RLIM_INFINITY or soft < hard):
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = connections + RESERVE
+    if soft < needed and (hard == resource.RLIM_INFINITY or soft < hard):
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return min(connections, max(soft - RESERVE, soft // 2, 1))
-
-
-_LEASE_AT, _LEASE = 8, struct.Struct("@dQ")
-_COUNT_AT, _COUNT = 24, struct.Struct("@Q")
-_CLAIMS_AT, _TOKEN_BYTES = 32, 8
-_MOST_CLAIMS = (mmap.PAGESIZE - _CLAIMS_AT) // _TOKEN_BYTES
-"""Ended claims with a running job that one page holds; jobs of further ones run to their end."""
 
 
 class StopFlag:
@@ -196,7 +178,6 @@ class StopFlag:
         return self.draining() or not self.leased()
 
     def draining(self) -> bool:
-        """Return whether the worker of this process is draining."""
         return self._page[0] != 0
 
     def leased(self) -> bool:
@@ -251,7 +232,8 @@ class StopFlag:
             os.ftruncate(handle, mmap.PAGESIZE)
             page = mmap.mmap(handle, mmap.PAGESIZE)
             page[:] = bytes(self._page)
-            self._page, self._file = page, handle
+            self._page = page
+            self._file = handle
         return self._file
 
     def adopt(self, handle: int) -> None:
@@ -261,7 +243,7 @@ class StopFlag:
 
 
 def _token(queue: str, fence: int) -> bytes:
-    """Return a name of a claim; several queues that are claimed together have the same fence."""
+    # Several queues that are claimed together have the same fence.
     name = f"{fence} {queue}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name, digest_size=_TOKEN_BYTES).digest()
 

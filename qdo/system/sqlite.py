@@ -77,11 +77,9 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
 
 
 def _name(path: str) -> str:
-    """Return the URI of a file, which says how a user without the right to write reads it.
-
-    SQLite reads a file with its log beside it as usual. Without a log, no process writes at the
-    moment, and SQLite may not create the log: it must take the file as immutable.
-    """
+    """Return the URI of a file, which says how a user without the right to write reads it."""
+    # SQLite reads a file with its log beside it as usual. Without a log, no process writes at the
+    # moment, and SQLite may not create the log: it must take the file as immutable.
     uri = f"file:{urllib.parse.quote(path)}"
     if os.access(path, os.W_OK):
         return uri
@@ -89,11 +87,9 @@ def _name(path: str) -> str:
 
 
 def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Format) -> None:
-    """Identify the file; retry while other processes create it too.
-
-    SQLite waits for most locks by itself, but not for the one that turns the write-ahead log on:
-    the connection already holds a shared lock, and waiting might last forever.
-    """
+    """Identify the file; retry while other processes create it too."""
+    # SQLite waits for most locks by itself, but not for the one that turns the write-ahead log on:
+    # the connection already holds a shared lock, and waiting might last forever.
     limit = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -198,7 +194,7 @@ def translated(path: str) -> Iterator[None]:
 
 
 def translate(path: str, error: sqlite3.Error) -> DatabaseError:
-    """Return qdo's error for one of sqlite3's."""
+    """Translate an error of sqlite3."""
     code = error_code(error)
     if code == sqlite3.SQLITE_FULL:
         return DatabaseFullError(path=path, reason=str(error))

@@ -119,8 +119,8 @@ class PipeThread:
 def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
     """Wake every listener of `folder` except `skip`.
 
-    Never blocks and never raises: the change is already stored. A missing folder has no
-    listeners. A listener that cannot be reached sees the change at its next check.
+    Never blocks and never raises: the change is already stored. A listener that cannot be reached
+    sees the change at its next check.
     """
     try:
         with opened_folder(folder) as at:

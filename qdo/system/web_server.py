@@ -30,24 +30,28 @@ from qdo.text import describe, printable
 
 THREADS = 16
 CONNECTIONS = 500
+# How long a client may take to send a request, and to receive one part of a response.
 REQUEST_SECONDS = 15.0
-"""How long a client may take to send a request."""
 SEND_SECONDS = 30.0
-"""How long a client may take to receive one part of a response."""
+# How long `close` waits for responses.
 STOP_SECONDS = 1.0
-"""How long `close` waits for responses."""
 LINGER_SECONDS = 1.0
 LINGER_READS = 16
 MOST_BODY_BYTES = 64 * 1024
+# A large body is refused while all bodies together take more, the parts included of those that are
+# on their way.
 MOST_BODIES_BYTES = 48 * 1024 * 1024
-"""A large body is refused while all bodies together take more, the parts included of those that are
-on their way."""
+# A smaller body is never refused: all that may be open at once take 16 MiB.
 SMALL_BODY_BYTES = 32 * 1024
-"""A smaller body is never refused: all that may be open at once take 16 MiB."""
+# The most threads of one line of requests: what makes them slow must not stop the others. Further
+# ones of the line wait for as long as a client may take to send a request.
 MOST_THREADS_OF_ONE = THREADS // 2
-"""The most threads of one line of requests: what makes them slow must not stop the others. Further
-ones of the line wait for as long as a client may take to send a request."""
 MOST_HEADER_BYTES = 32 * 1024
+# Defects after which Python reads no further header: another server may read more of them.
+_UNREAD = (FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect)
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_is_absolute = re.compile(r"https?://[^/?#]*/?(.*)", re.IGNORECASE).fullmatch
+_is_request = re.compile("[A-Z]+ [!-~\x80-\xff]+ HTTP/1[.][01]").fullmatch
 
 _log = logging.getLogger(__name__)
 Headers = list[tuple[str, str]]
@@ -172,10 +176,6 @@ def _respond(app: WsgiApp, environ: dict[str, Any]) -> _Response:
     return _Response(status, body, headers)
 
 
-_UNREAD = (FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect)
-"""Defects after which Python reads no further header: another server may read more of them."""
-
-
 class _RefusedError(Exception):
     """A request that is refused, with a status of HTTP."""
 
@@ -187,13 +187,6 @@ class _RefusedError(Exception):
 
 def _too_much() -> _RefusedError:
     return _RefusedError("503 Service Unavailable", "too much at once", retry_seconds=5)
-
-
-_WITH_BODY = ("POST", "PUT", "PATCH")
-_is_absolute = re.compile(r"https?://[^/?#]*/?(.*)", re.IGNORECASE).fullmatch
-
-
-_is_request = re.compile("[A-Z]+ [!-~\x80-\xff]+ HTTP/1[.][01]").fullmatch
 
 
 def _check_line(line: bytes) -> None:
@@ -259,7 +252,6 @@ class _Places(Pool):
         self._waiting[connection] = None
 
     def keep(self, connection: _Handler) -> None:
-        """Note that a connection no longer waits for its client."""
         self._waiting.pop(connection, None)
 
 
@@ -294,10 +286,8 @@ class _Handler(WSGIHandler):
         return outcome  # noqa: RET504 - the timeout ends only the block
 
     def read_request(self, raw_requestline: str) -> Any:
-        """Refuse controls in the request line, and take the path of a whole address.
-
-        A server must accept the absolute form, see RFC 9112, section 3.2.2.
-        """
+        """Refuse controls in the request line, and take the path of a whole address."""
+        # A server must accept the absolute form, see RFC 9112, section 3.2.2.
         if not _is_request(raw_requestline.rstrip("\r\n")):
             raise ValueError("the request line must be METHOD TARGET HTTP/1.1")
         found = super().read_request(raw_requestline)  # type: ignore[no-untyped-call]
@@ -330,10 +320,7 @@ class _Handler(WSGIHandler):
                     break
 
     def _make_response(self) -> bool:
-        """Read the body and call the app, unless the head of the request decides.
-
-        Return whether the body was read.
-        """
+        """Call the app, unless the head decides; return whether the body was read."""
         pool = self.server.pool
         length = self._length()
         admit = getattr(self.application, "admit", None)
@@ -377,10 +364,8 @@ class _Handler(WSGIHandler):
             places.release()
 
     def _read_body(self, length: int) -> bytes:
-        """Return a request's body; raise _RefusedError if it is slow, incomplete or one too many.
-
-        Only bytes that have come count: a client that announces many takes no place from others.
-        """
+        """Return a body; raise _RefusedError if it is slow, incomplete or one too many."""
+        # Only bytes that have come count: a client that announces many takes no place from others.
         source = self.wsgi_input
         pool = self.server.pool
         parts: list[bytes] = []
