@@ -16,8 +16,8 @@ from tests.support.paths import ROOT, tree_of
 
 QDO = ROOT / "qdo"
 HOMES = {
-    "pool": r"brokers/request|sending/pool_jobs|testing/process|worker/pools/",
-    "request": r"errors|request|sending/pool_jobs|testing/|worker/pools/",
+    "pool": r"brokers/request|requests/|testing/process|worker/pools/",
+    "request": r"errors|request|testing/|worker/pools/",
     "timer": r"jobs/timers|timer_node|/timers|testing/memory_fleet",
     "share": r"fleet/shares|fleet/limit_node|testing/memory_fleet|worker/engine/limits",
     "permit": r"errors|fleet/permit|worker/engine/lane|worker/engine/limits",
