@@ -286,9 +286,13 @@ class Lanes:
         if self._permits.held_bytes >= HELD_BYTES_IN_ALL:
             # Only a queue without pending messages gets here: with no message it would stand still.
             self._source.limit = 1
+        # Set before the fetch, which may wait for the broker: a wake meanwhile means a message that
+        # the fetch may have missed, and asks for another one.
+        self._tip = True
         try:
             rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
+            self._tip = False
             self._runner.broker_failed(self._source, UNREADABLE, error)
             return
         taken = 0
@@ -298,7 +302,8 @@ class Lanes:
             if self.progress.add(row[0]):
                 self._add(row)
         self._engine.fetcher.learn(self._source, taken, 0)
-        self._tip = not taken
+        if taken:
+            self._tip = False
 
     def _add(self, row: Row) -> None:
         key = self._spec.key_of(row)

@@ -269,11 +269,20 @@ class PoolSubscription(_Unrecorded, Subscription):
             # Of the takes with these numbers, every tenth one is the oldest request.
             turn = self._turn + self.taken
             oldest = (turn + seats) // PASSES - turn // PASSES
-            taken = self._store.take(self.name, self._pool, seats, self.running, oldest)
+            # Set before the take, which waits for the broker: a look meanwhile may find a request
+            # that this take has missed, and asks for another take.
+            self._dry = self._dry or seats > 0
+            try:
+                taken = self._store.take(self.name, self._pool, seats, self.running, oldest)
+            except BaseException:
+                self.poll_now()
+                raise
             self._look_at = clock() + MARKS_SECONDS
-            if seats:  # large bodies may leave requests that are due
+            if seats:
                 self.next_due = due = taken.next_due
-                self._dry = len(taken.requests) < seats and (due is None or due > self._now())
+                # Large bodies may leave requests that are due.
+                if len(taken.requests) == seats or (due is not None and due <= self._now()):
+                    self.poll_now()
             rows = [row for request in taken.requests for row in self._received(request)]
         # A request that is marked may have ended during the take.
         by_id = {held.id: held for held in self._held.values()}

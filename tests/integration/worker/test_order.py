@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from qdo.errors import PolicyError
 from qdo.message import Message
 from qdo.system.clock import clock
 from qdo.worker.engine import lanes
-from qdo.worker.engine.slot import SlotState
+from qdo.worker.engine.fetcher import Fetcher
+from qdo.worker.engine.lanes import Lanes
+from qdo.worker.engine.slot import Rows, Slot, SlotState
 from tests.support.engine import EngineSetup, until
+from tests.support.processes import PATIENCE_SECONDS
 
 FAST = {"backoff_seconds": 0.001, "backoff_max_seconds": 0.002}
 
@@ -127,6 +131,37 @@ def test_keys_run_side_by_side_and_each_in_order(keyed: Keyed) -> None:
     until(lambda: keyed.engine.dispatcher.slots["q"].state is SlotState.IDLE)
     assert keyed.engine.member.claims["q"].out_of_order is None
     assert keyed.engine.dispatcher.slots["q"].lanes is None
+
+
+def test_a_wake_during_a_fetch_is_not_lost(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that arrives after an empty fetch has looked does not wait for a slow key."""
+    fetch = Fetcher.fetch
+    wake = Lanes.wake
+    woken = Event()
+    empty: list[Rows] = []
+
+    def woke(lanes: Lanes) -> None:
+        wake(lanes)
+        woken.set()
+
+    def slow(fetcher: Fetcher, slot: Slot, claim: Any) -> Rows:
+        rows = fetch(fetcher, slot, claim)
+        if not empty and not length_hint(rows):
+            empty.append(rows)
+            woken.clear()
+            keyed.send(("b", "b-0"))
+            assert woken.wait(PATIENCE_SECONDS)
+        return rows
+
+    monkeypatch.setattr(Lanes, "wake", woke)
+    monkeypatch.setattr(Fetcher, "fetch", slow)
+    keyed.engine.app.job(order="key")(keyed.job)
+    keyed.send(("a", "a-0"))
+    keyed.hold("a-0")
+    keyed.engine.start("q")
+    until(lambda: keyed.ended == ["b-0"])
+    keyed.let_go("a-0")
+    until(lambda: keyed.ended == ["b-0", "a-0"])
 
 
 def test_messages_without_a_key_are_one_lane(keyed: Keyed) -> None:

@@ -249,6 +249,24 @@ def test_a_take_that_is_answered_after_a_close_is_put_back(make: Make) -> None:
     assert (pool.runs, pool.store.find("1").failed) == ([], 0)  # type: ignore[union-attr]
 
 
+def test_a_look_during_a_take_is_not_lost(make: Make) -> None:
+    """A request that arrives after the take has looked does not wait for the next look."""
+    pool = make()
+    pool.look()
+    ((own, _),) = pool.duty._claims.values()
+    take = pool.store.take
+
+    def late(*args: Any) -> Any:
+        answer = take(*args)
+        own.look(0.0)
+        return answer
+
+    pool.store.take = late  # type: ignore[method-assign]
+    assert own.look(0.0)
+    assert own.reader(0).fetch(1) == []
+    assert not own.at_tip()
+
+
 # --- what the broker refuses ------------------------------------------------------------
 
 
