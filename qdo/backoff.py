@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# 2 ** 62 times any delay is beyond every maximum; far larger exponents overflow a float.
 _MAX_EXPONENT = 62
-"""2 ** 62 times any delay is beyond every maximum; far larger exponents overflow a float."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,38 +13,38 @@ import ujson
 
 from qdo.errors import UsageError
 
+# The largest body that brokers store in a file or in memory.
 MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
-"""The largest body that brokers store in a file or in memory."""
+# The largest JSON that a worker decodes by default: in a quarter of a second at most.
 DEFAULT_BODY_BYTES = 4 * 1024 * 1024
-"""The largest JSON that a worker decodes by default: in a quarter of a second at most."""
+# The Unix time of the last second that Python can write as a date, in the year 9999.
 MOST_TIME = 253402300799.0
-"""The Unix time of the last second that Python can write as a date, in the year 9999."""
 
+# Prefix of qdo's own headers; a sender's headers with this prefix are not stored.
 RESERVED = "qdo-"
-"""Prefix of qdo's own headers; a sender's headers with this prefix are not stored."""
+# Id of a message whose position has changed since it was sent.
 ID = "qdo-id"
-"""Id of a message whose position has changed since it was sent."""
+# Proof that qdo wrote the id, see `qdo.encryption.marks`.
 MARK = "qdo-mark"
-"""Proof that qdo wrote the id, see `qdo.encryption.marks`."""
+# Unix time at which a message was sent whose position is later: delayed, or from an outbox.
 SENT = "qdo-sent"
-"""Unix time at which a message was sent whose position is later: delayed, or from an outbox."""
+# Unix time until which a message was delayed.
 DUE = "qdo-due"
-"""Unix time until which a message was delayed."""
+# How often a dead letter was sent again.
 RETRIED = "qdo-retried"
-"""How often a dead letter was sent again."""
 CONTENT_TYPE = "content-type"
+# Content type of bytes if the sender does not specify one.
 RAW = "application/octet-stream"
-"""Content type of bytes if the sender does not specify one."""
 
+# The start of an encrypted body, see `qdo.encryption.bodies`.
 SEALED = b"q1."
-"""The start of an encrypted body, see `qdo.encryption.bodies`."""
 _SEALED_FORM = re.compile(rb"q1\.([A-Za-z0-9_-]{1,32})\..{30}", re.DOTALL)
 _UNREADABLE = "qdo cannot read it: "
 _JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
+# Accepts NaN, Infinity and repeated keys, too, which other programs send on purpose.
 _decode_foreign = json.JSONDecoder().decode
-"""Accepts NaN, Infinity and repeated keys, too, which other programs send on purpose."""
 
 
 def strict_json(value: Any) -> bytes:
@@ -308,8 +308,8 @@ def unreadable_reason(headers: str | None) -> str | None:
     return decoded if isinstance(decoded, str) and decoded.startswith(_UNREADABLE) else None
 
 
+# Headers of a message whose body the worker has not read.
 LEFT_ON_SERVER = unreadable("its body exceeds max_body_bytes")
-"""Headers of a message whose body the worker has not read."""
 
 
 def stored_time(headers: Mapping[str, str], name: str) -> float | None:

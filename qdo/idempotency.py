@@ -34,16 +34,16 @@ from qdo.message import Message
 
 __all__ = ["FencedWrites", "ProcessedMessages", "Write"]
 
+# A SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a `sqlite3.Connection`, in a
+# transaction.
 SqlSession: TypeAlias = Any
-"""A SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a `sqlite3.Connection`, in a
-transaction."""
 
 DIALECTS = ("sqlite", "postgresql")
+# Maximum number of characters of a queue, a part or an id.
 MAX_NAME = 200
-"""Maximum number of characters of a queue, a part or an id."""
+# Width of a stored position, which is text with leading zeros: positions of Kinesis exceed the
+# integers of databases, and texts of equal length compare like numbers.
 POSITION_DIGITS = 100
-"""Width of a stored position, which is text with leading zeros: positions of Kinesis exceed the
-integers of databases, and texts of equal length compare like numbers."""
 _PARAMETER = re.compile(r":(\w+)")
 _COLUMNS = """
 SELECT attname FROM pg_attribute

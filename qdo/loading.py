@@ -21,8 +21,8 @@ USAGE = (
     "name an app with its jobs as MODULE:APP, as an argument or in the setting `app`, or give "
     "--app NAME and --job MODULE:FUNCTION"
 )
+# The code that imports modules, and generated code, such as the `__init__` of a dataclass.
 _IMPORT = ("<", os.path.dirname(importlib.__file__) + os.sep)
-"""The code that imports modules, and generated code, such as the `__init__` of a dataclass."""
 _QDO_FOLDER = os.path.dirname(__file__) + os.sep
 
 

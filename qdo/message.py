@@ -18,12 +18,12 @@ from qdo.system.processes import SIGN
 URGENT = 0
 HIGH = 3
 NORMAL = 5
+# Priorities of messages, of 0 to 9; `NORMAL` is the default.
 LOW = 7
-"""Priorities of messages, of 0 to 9; `NORMAL` is the default."""
+# The header with a priority other than `NORMAL`.
 PRIORITY = "qdo-priority"
-"""The header with a priority other than `NORMAL`."""
+# The share of its timeout after which a job should stop.
 STOPPING_SHARE = 0.9
-"""The share of its timeout after which a job should stop."""
 _NO_HEADERS: Mapping[str, str] = {}
 
 

@@ -83,8 +83,8 @@ __all__ = ["Outbox"]
 _log = logging.getLogger(__name__)
 
 BATCH = 500
+# Rows, and bytes of bodies, that are sent at once; a single body may be larger.
 BATCH_BYTES = 16 * 1024 * 1024
-"""Rows, and bytes of bodies, that are sent at once; a single body may be larger."""
 
 
 class Outbox:

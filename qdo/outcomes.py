@@ -102,11 +102,11 @@ class JobInterrupt(BaseException):
     """
 
 
+# How an attempt ended; the set is closed. ``wait``: a retry without a failed attempt. ``lost``:
+# another worker owns the queue now, and runs the message again.
 OutcomeName: TypeAlias = Literal[
     "done", "retry", "wait", "dead-letter", "skip", "block", "stop", "lost"
 ]
-"""How an attempt ended; the set is closed. ``wait``: a retry without a failed attempt. ``lost``:
-another worker owns the queue now, and runs the message again."""
 
 
 @dataclass(frozen=True, slots=True)

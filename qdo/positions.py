@@ -14,15 +14,15 @@ from typing import Protocol
 
 __all__ = ["format_position", "position_of_time", "time_of_position"]
 
+# Digits of a typed position: no broker has more, and `int` raises an error beyond 4,300.
 MOST_DIGITS = 100
-"""Digits of a typed position: no broker has more, and `int` raises an error beyond 4,300."""
+# 100 ns intervals between 1582-10-15 and the Unix epoch.
 GREGORIAN_OFFSET = 0x01B21DD213814000
-"""100 ns intervals between 1582-10-15 and the Unix epoch."""
+# Unix time of the year 10000; later times have no ISO 8601 form.
 LATEST_SECONDS = 253402300800.0
-"""Unix time of the year 10000; later times have no ISO 8601 form."""
 _FIRST_POSITION = GREGORIAN_OFFSET - 621_355_968_000_000_000
+# The first and the last time that `datetime` has.
 _LAST_POSITION = GREGORIAN_OFFSET + 2_534_023_007_999_999_999
-"""The first and the last time that `datetime` has."""
 
 
 class Positions:
@@ -34,8 +34,8 @@ class Positions:
     """
 
     stable = True
+    # The ``last`` of a queue that an operator moved back to its oldest message.
     earliest = 0
-    """The ``last`` of a queue that an operator moved back to its oldest message."""
 
     def resume_after(self, last: int, position: str | None) -> int:
         """Return the position after which an owner resumes.
@@ -72,8 +72,8 @@ class Positions:
         return message_id(position, node)
 
 
+# The positions of brokers that use times.
 TIME_POSITIONS = Positions()
-"""The positions of brokers that use times."""
 
 
 def position_now() -> int:

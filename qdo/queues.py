@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from qdo.errors import QueueNameError
 
+# Length of a list of globs. A worker writes its filter with every claim; the rebalancer compiles
+# it, at up to 10 us a character.
 MAX_GLOBS_CHARACTERS = 16_384
-"""Length of a list of globs. A worker writes its filter with every claim; the rebalancer compiles
-it, at up to 10 us a character."""
+# Longest name in characters: transactions of many queues stay small.
 MAX_NAME_LENGTH = 200
-"""Longest name in characters: transactions of many queues stay small."""
 POOL = "a pool; use app.request"
 _RESERVED = {
     "": "it is empty",
@@ -23,9 +23,9 @@ _RESERVED = {
     "..": "it is a relative path",
     "zookeeper": "ZooKeeper reserves it",
 }
+# Characters that ZooKeeper rejects: control, surrogate, private and special characters. For its
+# Java code, a character beyond U+FFFF, such as an emoji, is two surrogates.
 _INVALID = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
-"""Characters that ZooKeeper rejects: control, surrogate, private and special characters. For its
-Java code, a character beyond U+FFFF, such as an emoji, is two surrogates."""
 _SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
 
 

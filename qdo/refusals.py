@@ -29,13 +29,13 @@ __all__ = ["Passage", "failure_kind", "send_each", "sqlstate_kind"]
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
+# SQLSTATEs of locks, of transactions that met another one, and of statements that were ended.
 _BUSY_STATES = re.compile("40|55|57014")
-"""SQLSTATEs of locks, of transactions that met another one, and of statements that were ended."""
+# SQLSTATEs about the server, the login, a right, or the schema.
 _ALL_STATES = re.compile("08|25|3D|28|3F|42501|42P01|42883|53|57|58|F0|HV|XX")
-"""SQLSTATEs about the server, the login, a right, or the schema."""
 _SQLITE_ROWS = (DamagedRowError, sqlite3.IntegrityError, sqlite3.DataError)
+# Errors of other drivers of databases (PEP 249), and of SQLAlchemy's pool.
 _UNREACHABLE_CLASSES = {"OperationalError", "InterfaceError", "InternalError", "TimeoutError"}
-"""Errors of other drivers of databases (PEP 249), and of SQLAlchemy's pool."""
 
 
 def failure_kind(error: BaseException) -> FailureKind:

@@ -22,8 +22,8 @@ from qdo.message import Message
 
 __all__ = ["KeyedState", "SavedState"]
 
+# Largest value. Each message of its key writes the whole value.
 MAX_STATE_BYTES = 1024 * 1024
-"""Largest value. Each message of its key writes the whole value."""
 
 
 class SavedState(dict[str, Any]):

@@ -12,16 +12,16 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+# Limit of the text of an error: it is part of log lines, tables and dead letters.
 ERROR_CHARACTERS = 1000
-"""Limit of the text of an error: it is part of log lines, tables and dead letters."""
+# Limit of a traceback: its beginning and its end are kept.
 TRACEBACK_CHARACTERS = 16_000
-"""Limit of a traceback: its beginning and its end are kept."""
 UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
+# Characters that Python calls printable and that have no width or no ink.
 _INVISIBLE = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
     + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 )
-"""Characters that Python calls printable and that have no width or no ink."""
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
 _ERROR_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}(Error|Exception|Exit|Interrupt|Timeout)")
 

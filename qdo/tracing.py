@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trace"]
 
+# OpenTelemetry keeps no more links of a span; a batch may have more messages.
 MOST_LINKS = 128
-"""OpenTelemetry keeps no more links of a span; a batch may have more messages."""
 
 
 def trace(app: App, provider: TracerProvider | None = None) -> None:

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+# How far the time of a signature may be from this machine's.
 TOLERANCE_SECONDS = 300.0
-"""How far the time of a signature may be from this machine's."""
 SECRET_PREFIX = "whsec_"  # noqa: S105 - only the prefix
 SECRET_BYTES = range(16, 129)
 _is_time = re.compile("[0-9]{1,12}").fullmatch
 
+# Headers of a request, with names in lower case.
 Headers = Mapping[str, str]
-"""Headers of a request, with names in lower case."""
 
 
 @dataclass(frozen=True, slots=True)

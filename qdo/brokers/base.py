@@ -71,14 +71,14 @@ class Subscription(abc.ABC):
 
     end: int | None = None
     fetched_through: int | None = None
+    # Whether jobs may start: not while the queue is blocked, nor after the end of the lease, when
+    # another worker may own the queue. Set by the engine. While it returns False, a mailbox must
+    # not receive messages that another owner could have.
     may_start: Callable[[], bool] = staticmethod(lambda: True)
-    """Whether jobs may start: not while the queue is blocked, nor after the end of the lease, when
-    another worker may own the queue. Set by the engine. While it returns False, a mailbox must not
-    receive messages that another owner could have."""
+    # Called when `unconfirmed` no longer returns any name; set by the engine, which records it.
     on_confirmed: Callable[[], None] = staticmethod(lambda: None)
-    """Called when `unconfirmed` no longer returns any name; set by the engine, which records it."""
+    # Returns the positions of the messages whose jobs run; set by the engine.
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
-    """Returns the positions of the messages whose jobs run; set by the engine."""
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
@@ -182,31 +182,31 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
+    # The window of all deduplication keys, None: the sender chooses.
     dedup_seconds: float | None = None
-    """The window of all deduplication keys, None: the sender chooses."""
+    # How long a message can be held at most, None: forever. No job may take longer.
     hold_seconds: float | None = None
-    """How long a message can be held at most, None: forever. No job may take longer."""
+    # The remedy for bodies that are larger than `max_body_bytes`.
     larger_bodies: str = REFERENCE
-    """The remedy for bodies that are larger than `max_body_bytes`."""
+    # Owners must poll for messages: they read through `Broker.subscribe`.
     subscriptions: bool = False
-    """Owners must poll for messages: they read through `Broker.subscribe`."""
+    # Owners poll less often while a queue is empty, so that a sender may notify them.
     doorbell: bool = False
-    """Owners poll less often while a queue is empty, so that a sender may notify them."""
+    # Queues differ in the order that `QueueCatalog.order` returns.
     mixed_order: bool = False
-    """Queues differ in the order that `QueueCatalog.order` returns."""
+    # `QueueCatalog.config_warnings` may return something.
     checks_config: bool = False
-    """`QueueCatalog.config_warnings` may return something."""
+    # A queue that this many lists in a row do not have is retired; None: never.
     missing_lists_before_retire: int | None = None
-    """A queue that this many lists in a row do not have is retired; None: never."""
+    # `Positions.text` of the end of a closed queue; None: queues have no end.
     end_position_text: str | None = None
-    """`Positions.text` of the end of a closed queue; None: queues have no end."""
+    # It stores requests: `Broker.requests` is there.
     requests: bool = False
-    """It stores requests: `Broker.requests` is there."""
+    # It stores streams: `Broker.streams` is there.
     streams: bool = False
-    """It stores streams: `Broker.streams` is there."""
+    # How many backlogs a look at all queues reads at most, because each is a call that is paid for
+    # or counted; None: all of them.
     backlog_budget: int | None = None
-    """How many backlogs a look at all queues reads at most, because each is a call that is paid for
-    or counted; None: all of them."""
 
     @property
     def lasting_dedup(self) -> bool:
@@ -265,16 +265,16 @@ class Broker(abc.ABC):
     max_queues: int | None = None
     sets_limit: bool = True
     max_read_bytes: int = MAX_STORED_BODY_BYTES
+    # The requests of the app; raises UnsupportedError without `Capabilities.requests`.
     requests: RequestStore = cast(
         Any, _Missing("store requests", "give requests an app with a PostgreSQL broker")
     )
-    """The requests of the app; raises UnsupportedError without `Capabilities.requests`."""
+    # The streams of the app; raises UnsupportedError without `Capabilities.streams`.
     streams: StreamStore = cast(
         Any, _Missing("store streams", "use a PostgreSQL broker, or the shards of Kinesis itself")
     )
-    """The streams of the app; raises UnsupportedError without `Capabilities.streams`."""
+    # Returns the stream of a shard, and the name of any other queue.
     stream_of: Callable[[str], str] = staticmethod(str)
-    """Returns the stream of a shard, and the name of any other queue."""
 
     @property
     def id_scheme(self) -> int | Positions:

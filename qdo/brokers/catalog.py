@@ -18,25 +18,25 @@ class Backlog:
     """The messages that wait in a queue after a position."""
 
     count: int
+    # Position of the first waiting message, None when there is none.
     oldest: int | None
-    """Position of the first waiting message, None when there is none."""
+    # Position of the newest message ever sent, 0 when there was none.
     head: int
-    """Position of the newest message ever sent, 0 when there was none."""
+    # Messages that are not due yet; they are not in `count`.
     delayed: int = 0
-    """Messages that are not due yet; they are not in `count`."""
+    # The count is an estimate; where the broker is not `countable`, 1 stands for any number.
     approximate: bool = False
-    """The count is an estimate; where the broker is not `countable`, 1 stands for any number."""
+    # Messages of `count` that a consumer has received; 0 where the broker hides no message.
     in_flight: int = 0
-    """Messages of `count` that a consumer has received; 0 where the broker hides no message."""
+    # Age of the next message to read, 0 at the tip; None where the broker does not report it.
     behind_seconds: float | None = None
-    """Age of the next message to read, 0 at the tip; None where the broker does not report it."""
+    # Why a worker cannot read on from the position, with the remedy.
     fault: str | None = None
-    """Why a worker cannot read on from the position, with the remedy."""
+    # Whether messages behind the position were deleted before they were read; see `fault`.
     lost: bool = False
-    """Whether messages behind the position were deleted before they were read; see `fault`."""
+    # Age at which the broker deletes messages, also unread ones; None if it does not, or if it was
+    # not asked because the next message is far from it.
     retention_seconds: float | None = None
-    """Age at which the broker deletes messages, also unread ones; None if it does not, or if it was
-    not asked because the next message is far from it."""
 
 
 # The backlog of a queue that does not exist.
@@ -49,10 +49,10 @@ class QueueCatalog(abc.ABC):
     Every method raises a `QdoError` if the broker does not answer or denies the call.
     """
 
+    # How often the leading worker compares the broker's queues with the queue nodes.
     list_seconds: float = 10.0
-    """How often the leading worker compares the broker's queues with the queue nodes."""
+    # `last` of a new queue that has parents, when the app already had queues.
     child_start: int = 0
-    """`last` of a new queue that has parents, when the app already had queues."""
 
     @abc.abstractmethod
     def names(self) -> list[str]:

@@ -40,8 +40,8 @@ class DeadLetterRecord:
     attempts: int
     worker: str
     fence: int
+    # Unix time in seconds.
     dead_at: float = field(default=0.0)
-    """Unix time in seconds."""
 
     def entry(self) -> DeadLetterEntry:
         names = [each.name for each in fields(DeadLetterEntry)[:-1]]

@@ -43,10 +43,10 @@ class Outgoing:
     queue: str
     body: bytes
     key: str | None = None
+    # JSON object of str to str, or None.
     headers: str | None = None
-    """JSON object of str to str, or None."""
+    # None for most: one field, because a million of these are made a minute.
     terms: SendOptions | None = None
-    """None for most: one field, because a million of these are made a minute."""
 
 
 def check_text(message: Outgoing, nul: bool = True) -> None:

@@ -14,8 +14,8 @@ from qdo.cli.options import reason_option, with_output
 from qdo.cli.output import Columns, emit, print_message, same_cells
 from qdo.errors import RejectedError
 
+# Writes the effect of a change in a format of --output to a stream.
 Show = Callable[[str, TextIO], None]
-"""Writes the effect of a change in a format of --output to a stream."""
 
 
 @dataclass(frozen=True, slots=True)

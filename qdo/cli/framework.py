@@ -30,8 +30,8 @@ Exit codes:
   6  not found
   130  interrupted"""
 INTERRUPTED = 130
+# Option of `qdo send`: BODY may be any bytes.
 RAW = "--raw"
-"""Option of `qdo send`: BODY may be any bytes."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -115,8 +115,8 @@ def _invoke(
         raise UsageError(reason=f"{message}; see `{path} --help`") from error
 
 
+# Name of a command -> (module in `qdo.cli.commands`, attribute, short help).
 Commands: TypeAlias = Mapping[str, tuple[str, str, str]]
-"""Name of a command -> (module in `qdo.cli.commands`, attribute, short help)."""
 
 
 class LazyGroup(click.Group):

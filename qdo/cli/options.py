@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# The settings of a command that opens only the coordinator.
 COORDINATOR = ("app", "coordinator", "namespace", "connect_seconds")
-"""The settings of a command that opens only the coordinator."""
 _METAVARS = {
     "app": "NAME|MODULE:APP",
     "job": "MODULE:FUNCTION",
@@ -90,10 +90,10 @@ def _can_be_awaited(seconds: float) -> bool:
 
 DURATION = Duration()
 TIME = Time()
+# The time between two looks of a command that looks again and again.
 PERIOD = Duration("at least 0.5s", lambda seconds: seconds >= 0.5)
-"""The time between two looks of a command that looks again and again."""
+# The time that a worker has to answer.
 ANSWER_TIMEOUT = Duration("at most 1h and not 0", _can_be_awaited)
-"""The time that a worker has to answer."""
 
 
 def duration_option(

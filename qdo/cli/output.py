@@ -25,25 +25,25 @@ from qdo.text import iso_time as iso_time
 
 _GAP = "  "
 _NOTHING = "-"
+# Columns that are wider hold texts, not names, and may be wrapped.
 _WIDE = 40
-"""Columns that are wider hold texts, not names, and may be wrapped."""
+# The least width of a wrapped column.
 _ROOM = 30
-"""The least width of a wrapped column."""
+# The most lines of a wrapped text: another program may have written it.
 _LINES = 6
-"""The most lines of a wrapped text: another program may have written it."""
 FORMATS = ("table", "json", "jsonl", "csv", "name")
+# The columns that a narrow terminal leaves out, in this order.
 EXPENDABLE = ("last", "version", "started", "assigned", "dead_letters")
-"""The columns that a narrow terminal leaves out, in this order."""
 WIDTH = 80
+# Columns that the names of facts take.
 LABEL = 14
-"""Columns that the names of facts take."""
 _ALTERNATIVE = re.compile(", (?=qdo )| or (?=qdo )")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+# The timers of Python cannot wait for three times as long.
 MOST_DAYS = 36500
-"""The timers of Python cannot wait for three times as long."""
 
+# The keys of an item for a table, and their headings if not the keys in capitals.
 Columns: TypeAlias = Iterable[str] | Mapping[str, str]
-"""The keys of an item for a table, and their headings if not the keys in capitals."""
 Rows: TypeAlias = Callable[[Iterable[Any], Callable[[Any], Any]], Iterator[Any]]
 
 

@@ -45,8 +45,8 @@ class Member:
         doorbell is watched.
     """
 
+    # Its claims are queues: what ends their messages is recorded in their nodes.
     is_pool = False
-    """Its claims are queues: what ends their messages is recorded in their nodes."""
 
     def __init__(
         self,

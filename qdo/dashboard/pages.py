@@ -35,8 +35,8 @@ ROWS = 50
 # Limits that jobs name, and that do not exist.
 MISSING = 10
 
+# A page, and its status if it is not 200.
 _Answer = str | tuple[str, int]
-"""A page, and its status if it is not 200."""
 pages = Blueprint("pages", __name__)
 
 LETTER_ROWS = 50

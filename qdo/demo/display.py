@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+# How often a line is printed without a terminal.
 PLAIN_SECONDS = 1.0
-"""How often a line is printed without a terminal."""
 _BAR = 20
 _WIDTH = 84
 

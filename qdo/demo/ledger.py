@@ -19,10 +19,10 @@ from typing import NamedTuple
 import qdo
 from qdo.system.files import sqlite_path
 
+# Duration of a message: about as long as a call of another service.
 COST_SECONDS = 0.05
-"""Duration of a message: about as long as a call of another service."""
+# File beside the one with the messages.
 LEDGER_FILE = "ledger"
-"""File beside the one with the messages."""
 
 
 class Record(NamedTuple):

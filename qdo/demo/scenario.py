@@ -17,8 +17,8 @@ from qdo.demo.sandbox import DemoError, Sandbox
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.worker_status import worker_statuses
 
+# Time limit of each wait; then the demo fails.
 PATIENCE_SECONDS = 60.0
-"""Time limit of each wait; then the demo fails."""
 _LOOK_SECONDS = 0.05
 _CHUNK = 5000
 _FAULTS_SHOWN = 10

@@ -53,8 +53,8 @@ UNKNOWN = "unknown"
 WAITING = "waiting"
 DELAYED = "delayed"
 SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
+# The outcome of each message, by its position, and why it is not certain.
 Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
-"""The outcome of each message, by its position, and why it is not certain."""
 # Ids that fit into one text of an entry of the action log.
 _IDS_IN_TEXT = 13
 _PAUSE_SECONDS = 0.1

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from qdo.brokers.request_store import RequestStore
 
 
+# Largest tag, and largest value for `Handle.resume`, as JSON.
 MAX_VALUE_BYTES = 64 * 1024
-"""Largest tag, and largest value for `Handle.resume`, as JSON."""
 MAX_KEEP_SECONDS = 366 * 86_400
 FIRST_PAUSE_SECONDS = 0.001
+# Between two looks for a result.
 LAST_PAUSE_SECONDS = 0.25
-"""Between two looks for a result."""
+# What a reply adds to the tag.
 RESULT_KEYS = frozenset({"request", "take", "pool", "outcome", "result", "error"})
-"""What a reply adds to the tag."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# `Request.progress` is stored this often at most.
 NOTE_SECONDS = 1.0
-"""`Request.progress` is stored this often at most."""
+# How often a paused request looks whether it goes on.
 LOOK_SECONDS = 0.25
-"""How often a paused request looks whether it goes on."""
 MOST_NOTE = 200
 
+# Returned by the call of a pool's job whose process has stored the end of the request.
 ENDED = object()
-"""Returned by the call of a pool's job whose process has stored the end of the request."""
 
 
 class Request(Message):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+# Pauses between attempts to tell the broker about a request; its place is taken meanwhile.
 REPEAT = Backoff(0.05, 5.0)
-"""Pauses between attempts to tell the broker about a request; its place is taken meanwhile."""
 
 
 def sealed(sender: Sender, pool: str, value: Any) -> Content:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 MAX_DEDUP_KEY = 1000
 MAX_DEDUP_SECONDS = 366 * 86_400
+# Longest keys, in characters.
 MAX_KEY = 1000
-"""Longest keys, in characters."""
+# Size of all headers of a message as JSON in UTF-8.
 MAX_HEADERS_BYTES = 64 * 1024
-"""Size of all headers of a message as JSON in UTF-8."""
 _MAX_NUMBER = 1e300
 
 Moment: TypeAlias = "datetime.datetime | float"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
     from qdo.sending.sender import Sender
 
+# How long a sender uses its copy of the map. An old one costs the broker a look at each send.
 MAP_SECONDS = 5.0
-"""How long a sender uses its copy of the map. An old one costs the broker a look at each send."""
 
 
 def check_stream_key(key: Any) -> None:

@@ -22,10 +22,10 @@ _LAST_SECONDS = 0.1
 _GROWTH = 1.2
 
 # Use partial, not def: the check before every message costs one C call (65 ns).
+# Return the seconds since boot, including suspends; the same for all processes of a machine.
 clock: Callable[[], float] = partial(
     time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
-"""Return the seconds since boot, including suspends; the same for all processes of a machine."""
 
 
 def checked_timeout(seconds: Any, name: str = "timeout_seconds") -> float:

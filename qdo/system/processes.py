@@ -256,5 +256,5 @@ def _unnamed_file() -> int:
     return handle
 
 
+# The stop flag of this process.
 SIGN = StopFlag()
-"""The stop flag of this process."""

@@ -18,10 +18,11 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET
 from qdo.system.clock import clock
 
+# 2026-01-01T00:00:00Z: positions and ids are the same in every run.
 START = 1_767_225_600.0
-"""2026-01-01T00:00:00Z: positions and ids are the same in every run."""
+# Times this close are due already: recorded times are rounded to milliseconds.
 TOLERANCE_SECONDS = 0.001
-"""Times this close are due already: recorded times are rounded to milliseconds."""
+# Modules that read the time, and the global in them that is replaced.
 PATCHED = {
     "qdo.brokers.embedded.broker": "time",
     "qdo.message": "clock",
@@ -32,7 +33,6 @@ PATCHED = {
     "qdo.worker.engine.subscriptions": "time",
     "qdo.worker.pools.subscription": "clock",
 }
-"""Modules that read the time, and the global in them that is replaced."""
 
 _installed: list[Clock] = []
 

@@ -61,8 +61,8 @@ Point: TypeAlias = Literal[
     "after-end",
 ]
 
+# Every fault point.
 POINTS: tuple[Point, ...] = get_args(Point)
-"""Every fault point."""
 
 
 class Crashed(JobAborted):
@@ -123,8 +123,8 @@ class Faults:
             fault.act()
 
 
+# Passes a fault point of a queue.
 Reach: TypeAlias = Callable[[Point, str], None]
-"""Passes a fault point of a queue."""
 
 
 class InstrumentedApp:

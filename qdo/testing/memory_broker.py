@@ -28,12 +28,12 @@ from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, translated
 
 MEMORY = ":memory:"
+# Tolerance in units of 100 ns: a Unix time as a float has an error of a few units.
 _SLACK = 10
-"""Tolerance in units of 100 ns: a Unix time as a float has an error of a few units."""
 _NEXT_DUE = Query("SELECT min(due) FROM delayed", "I")
 
+# A locally administered address, which no network card has.
 ID_NODE = 0x02_00_00_00_00_01
-"""A locally administered address, which no network card has."""
 
 _EMPTY = sqlite3.connect(MEMORY, check_same_thread=False)
 _EMPTY.executescript(MESSAGES.schema)
@@ -131,8 +131,8 @@ class MemoryWriter:
                 take()
         return result
 
+    # Sends are calls of the file's writer, which groups them.
     call = run
-    """Sends are calls of the file's writer, which groups them."""
 
     def close(self) -> None:
         self._closed = True

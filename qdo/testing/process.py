@@ -38,12 +38,12 @@ from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.pools.duty import PoolDuty
 
+# The kit keeps the session alive: a lease ends only when the test ends it.
 LEASE_SECONDS = 1e9
-"""The kit keeps the session alive: a lease ends only when the test ends it."""
+# How long greenlets may take to store ends of requests in memory.
 JOIN_SECONDS = 10.0
-"""How long greenlets may take to store ends of requests in memory."""
+# Tolerance: a Unix time as a float has an error of less.
 SLACK_SECONDS = 1e-6
-"""Tolerance: a Unix time as a float has an error of less."""
 NEVER_RESUMED = (
     "waits in `pause`, and no job resumes it; in a TestKit, a job must do so, for instance that of"
     " its queue `then`, with events=True"

@@ -68,8 +68,8 @@ class KinesisPositions(Positions):
     """Positions of Kinesis, recorded as ``SEQUENCE``, ``SEQUENCE:SUBSEQUENCE`` or ``SHARD_END``."""
 
     stable = True
+    # A time before all others: 0 means the start position of the broker's address.
     earliest = 1
-    """A time before all others: 0 means the start position of the broker's address."""
 
     def resume_after(self, last: int, position: str | None) -> int:
         if position is None:

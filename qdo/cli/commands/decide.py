@@ -83,8 +83,8 @@ one by one. A deduplication key stays in force. A seek back runs cancelled messa
 queue had passed them. BACKLOG and AGE leave them out, except AGE with Kinesis. SQS cannot cancel,
 an owner of a version without this command neither: exit code 5."""
 _PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
+# Characters of a body in a table.
 SHOWN = 60
-"""Characters of a body in a table."""
 _PEEK_COLUMNS = ("id", "kind", "key", "priority", "sent", "due", "attempts", "body_bytes")
 _FAILURES = ("error", "next_attempt")
 _KINDS_HELP = """\b

@@ -21,8 +21,8 @@ from qdo.settings.settings import Settings
 from qdo.text import hide_credentials, pluralize
 
 SCHEMA = "qdo.doctor/1"
+# Exit code if a check failed.
 FAILED = 1
-"""Exit code if a check failed."""
 CONNECT_SECONDS = 3.0
 _COLUMNS = {"check": "CHECK", "status": "STATUS", "reason": "FOUND", "remedy": "REMEDY"}
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from qdo.fleet.folder_view import CopiedNode
     from qdo.settings.settings import Settings
 
+# Longest JSON text: white space and escapes can make it longer than the stored value.
 _MOST_INPUT_BYTES = 4 * MAX_DOCUMENT_BYTES
-"""Longest JSON text: white space and escapes can make it longer than the stored value."""
 
 
 @click.group()

@@ -31,8 +31,8 @@ from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 
+# The newest entries of the action log that are read at a time.
 ENTRIES = 200
-"""The newest entries of the action log that are read at a time."""
 
 
 @click.command("events")

@@ -32,13 +32,13 @@ from qdo.settings.settings import Settings
 from qdo.system.processes import die_with_parent, module_argv
 from qdo.text import join_some, pluralize
 
+# Time for a command to end after SIGTERM, before SIGKILL.
 KILL_SECONDS = 10.0
-"""Time for a command to end after SIGTERM, before SIGKILL."""
 _LOOK_SECONDS = 0.1
+# Tells the COMMAND of `qdo pause` the fence of its section.
 FENCE_VARIABLE = "QDO_HOLD_FENCE"
-"""Tells the COMMAND of `qdo pause` the fence of its section."""
+# The exit code of a shell for a command that it cannot run.
 _CANNOT_RUN = 126
-"""The exit code of a shell for a command that it cannot run."""
 
 
 def run_bound(

@@ -43,8 +43,8 @@ _GROUP_COLUMNS = {
     "backlog": "BACKLOG",
     "dead_letters": "DEAD LETTERS",
 }
+# Each is a query. Queues with larger backlogs come first.
 MOST_ETAS = 1000
-"""Each is a query. Queues with larger backlogs come first."""
 _HELP = """\b
 Columns:
   STATE         one word; WHY is the reason, of the first message if several fail

@@ -42,8 +42,8 @@ BATCH_MESSAGES = 1000
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
 RAISE_LIMIT = "raise the setting max_body_bytes"
+# White space around a JSON body in a file, which does not count.
 SPACE_BYTES = 1024
-"""White space around a JSON body in a file, which does not count."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 

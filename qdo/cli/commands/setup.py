@@ -46,8 +46,8 @@ _COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
 KINDS = ("sender", "worker", "onlooker")
 CURRENT = "the schema is current; nothing to do"
 NAMES = tuple(each.name for each in declarations())
+# Exit code of `qdo admin acl check` if the rights on a node differ.
 DIFFERENT = 1
-"""Exit code of `qdo admin acl check` if the rights on a node differ."""
 
 
 @click.group()

@@ -44,12 +44,12 @@ from qdo.text import iso_time, join_some, pluralize, short_duration
 if TYPE_CHECKING:
     from qdo.app import App
 
+# How many entries of the action log are shown.
 CHANGES = 5
-"""How many entries of the action log are shown."""
+# How many messages in flight are shown.
 RUNS = 10
-"""How many messages in flight are shown."""
+# How long the owner may take to answer.
 ASK_SECONDS = 2.0
-"""How long the owner may take to answer."""
 NOT_ASKED: Mapping[str, Any] = MappingProxyType(
     {"runs": None, "in_flight": None, "runs_error": None}
 )

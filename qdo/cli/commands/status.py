@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from qdo.connections.opened import Connections
     from qdo.settings.settings import Settings
 
+# Exit code of a monitoring plugin for an outage.
 CRITICAL = 2
-"""Exit code of a monitoring plugin for an outage."""
+# Exit code of a monitoring plugin that could not find out.
 UNKNOWN = 3
-"""Exit code of a monitoring plugin that could not find out."""
+# The checks of `qdo doctor` that look at work that is in no queue.
 OF_WORK = ("outbox", "timers", "requests")
-"""The checks of `qdo doctor` that look at work that is in no queue."""
 
 _Result = TypeVar("_Result")
 

@@ -19,8 +19,8 @@ from qdo.text import pluralize
 # A screen of 24 lines has room for so many.
 QUEUES = 12
 WORKERS = 4
+# How many readings the verdicts on the trend are based on.
 READINGS = 16
-"""How many readings the verdicts on the trend are based on."""
 _QUEUE_COLUMNS = ("queue", "state", "owner", "backlog", "age", "why")
 _WORKER_COLUMNS = {
     "worker": "WORKER",

@@ -53,8 +53,8 @@ _PROCESS_COLUMNS = (
     *("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault"),
 )
 _RUN_COLUMNS = ("worker", "queue", "message", "attempt", "running", "where")
+# The outcome of an action that was not asked for.
 PLANNED = "planned"
-"""The outcome of an action that was not asked for."""
 _ACTION_COLUMNS = ("worker", "outcome", "result", "seconds")
 
 

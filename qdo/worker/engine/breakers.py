@@ -34,8 +34,8 @@ FAILURES = 20
 LINES = 5
 PAUSE = Backoff(0.5, 10.0)
 OPEN_SECONDS = 900.0
+# How soon all messages continue after a success: each queue or key that waits looks so often.
 LOOK_SECONDS = 2.0
-"""How soon all messages continue after a success: each queue or key that waits looks so often."""
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _POSITION = itemgetter(0)
 
+# How long a cancellation may take to be recorded; an operator's command waits for it.
 RECORD_SECONDS = 5.0
-"""How long a cancellation may take to be recorded; an operator's command waits for it."""
 
 
 class CannotCancelError(Exception):

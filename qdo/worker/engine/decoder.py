@@ -18,8 +18,8 @@ from qdo.worker.engine.slot import Row
 from qdo.worker.large_bodies import LARGE_BYTES, load_large
 
 NO_HEADERS: Mapping[str, str] = {}
+# Where an error says that a key is missing, without a key file.
 NO_KEYS = "the setting keys"
-"""Where an error says that a key is missing, without a key file."""
 
 
 class Decoder:

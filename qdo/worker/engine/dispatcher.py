@@ -50,8 +50,8 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import ClaimReports, LaneGroup, Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
 
+# How often the lease of paused queues is checked; only while there are any.
 PAUSE_CHECK_SECONDS = 0.05
-"""How often the lease of paused queues is checked; only while there are any."""
 
 _log = logging.getLogger(__name__)
 

@@ -20,19 +20,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# A message that runs for this many times the usual duration is named. Durations often vary by 2 or
+# 3 with the load and with the size of the message; a hang is longer than any of that.
 FACTOR = 10.0
-"""A message that runs for this many times the usual duration is named. Durations often vary by 2
-or 3 with the load and with the size of the message; a hang is longer than any of that."""
+# No message is named before. A slow disk or a busy machine takes a job of 1 ms to seconds, and
+# workers look at their messages in flight only every few seconds.
 LEAST_SECONDS = 10.0
-"""No message is named before. A slow disk or a busy machine takes a job of 1 ms to seconds, and
-workers look at their messages in flight only every few seconds."""
+# Messages that must have ended before any is named.
 ENOUGH = 20
-"""Messages that must have ended before any is named."""
 FADING = 0.01
 
 
+# A pace is that of this time at least, as far as it is known, and of twice this time at most.
 PACE_SECONDS = 60.0
-"""A pace is that of this time at least, as far as it is known, and of twice this time at most."""
 
 
 class _Mark(NamedTuple):

@@ -20,15 +20,15 @@ from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
 
 _log = logging.getLogger(__name__)
+# Its lines are limited for all queues together, see `qdo.worker.line_limit`.
 _broker_log = logging.getLogger(f"{__name__}.broker")
-"""Its lines are limited for all queues together, see `qdo.worker.line_limit`."""
+# Not limited: the last line of a worker must say why it stops.
 _stop_log = logging.getLogger(f"{__name__}.stop")
-"""Not limited: the last line of a worker must say why it stops."""
 
+# How long a queue waits after its broker failed; the worker retries forever.
 BROKER_BACKOFF = Backoff(0.1, 5.0)
-"""How long a queue waits after its broker failed; the worker retries forever."""
+# How often a message that needs a missing key looks for it.
 KEY_SECONDS = 2.0
-"""How often a message that needs a missing key looks for it."""
 EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
 

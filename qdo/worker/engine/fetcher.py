@@ -21,20 +21,20 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.message import Origin
 from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot
 
+# Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. It
+# stays small where jobs are slow: many such queues must not fill the memory with rows.
 FIRST_LIMIT = 16
-"""Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. It
-stays small where jobs are slow: many such queues must not fill the memory with rows."""
+# Fetching ahead pays off when a fetch takes longer than this. The embedded broker is faster;
+# prefetching would only move its fetch to another greenlet.
 AHEAD_WORTH_SECONDS = 0.002
-"""Fetching ahead pays off when a fetch takes longer than this. The embedded broker is faster;
-prefetching would only move its fetch to another greenlet."""
 
+# Maximum size of the bodies that a process has fetched for queues without lanes. The broker may
+# return 32 MiB more than a fetch was expected to bring.
 HELD_BYTES = 256 << 20
-"""Maximum size of the bodies that a process has fetched for queues without lanes. The broker may
-return 32 MiB more than a fetch was expected to bring."""
+# Larger fetches are measured by their first and last body: adding up takes 4 % of a message.
 FEW_ROWS = 64
-"""Larger fetches are measured by their first and last body: adding up takes 4 % of a message."""
+# How often a fetch that waits for memory checks whether its claim has ended.
 LOOK_SECONDS = 0.25
-"""How often a fetch that waits for memory checks whether its claim has ended."""
 
 
 class Fetcher:

@@ -155,30 +155,30 @@ class BoundJob:
 
     name: str
     call: JobCall
+    # Record progress after every message, before the next one of the queue.
     every_message: bool
-    """Record progress after every message, before the next one of the queue."""
     order: Order
+    # How many messages of a queue may be in flight at once, with an order of key or none.
     lanes: int
-    """How many messages of a queue may be in flight at once, with an order of key or none."""
+    # Maximum messages of one call; 0 if the job takes single messages.
     batch: int = 0
-    """Maximum messages of one call; 0 if the job takes single messages."""
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
     executor: str = "greenlet"
+    # Gives the permits that each message needs; None if it needs none.
     gate: Gate | None = None
-    """Gives the permits that each message needs; None if it needs none."""
+    # Counts its turns for the metrics; None without them, and for batches, whose call counts.
     meter: JobMeter | None = None
-    """Counts its turns for the metrics; None without them, and for batches, whose call counts."""
+    # Pauses it when all attempts fail; only `NO_JOB` has none.
     breaker: Breaker | None = None
-    """Pauses it when all attempts fail; only `NO_JOB` has none."""
 
 
 def _never_started(message: Message, context: Any) -> None:
     raise NotStarted
 
 
+# Stands for the job of a queue whose messages must wait.
 NO_JOB = BoundJob("", _never_started, every_message=False, order="queue", lanes=1)
-"""Stands for the job of a queue whose messages must wait."""
 
 
 class JobTable:

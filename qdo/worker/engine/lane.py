@@ -26,12 +26,12 @@ from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord, Out
 from qdo.coordination.znodes.values import encode
 from qdo.worker.engine.slot import ClaimReports, Counters, Row, Slot
 
+# Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue node.
+# Messages done beyond them are repeated after a handover.
 RUNS = 500
-"""Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue
-node. Messages done beyond them are repeated after a handover."""
+# Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
+# grow with the keys that fail. Messages beyond it count attempts from 1 after a handover.
 FAILURE_RECORDS_BYTES = 64 << 10
-"""Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
-grow with the keys that fail. Messages beyond it count attempts from 1 after a handover."""
 
 
 class LaneOwner(Protocol):

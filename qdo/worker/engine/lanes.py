@@ -50,24 +50,24 @@ from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
 from qdo.worker.executors.base import AttemptEnded, JobAborted, MessageExpired
 
+# Maximum pending messages of one queue: read, and not done.
 WINDOW = 10_000
-"""Maximum pending messages of one queue: read, and not done."""
+# Their maximum size: a few large messages must not fill the memory.
 HELD_BYTES = 32 << 20
-"""Their maximum size: a few large messages must not fill the memory."""
+# The same for all queues of a process; a queue without pending messages may always read one.
 HELD_BYTES_IN_ALL = 128 << 20
-"""The same for all queues of a process; a queue without pending messages may always read one."""
+# How often a turn checks whether the lease is valid again, or other queues hold less.
 LOOK_SECONDS = 0.05
-"""How often a turn checks whether the lease is valid again, or other queues hold less."""
+# Memory of a row beside its body, with its entries in window and lane.
 _ROW_BYTES = 400
-"""Memory of a row beside its body, with its entries in window and lane."""
 
+# The value that the messages of a lane have in common.
 _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
     "queue": lambda row: None,
     "key": itemgetter(2),
     "none": itemgetter(0),
     "priority": lambda row: priority_of(parsed(row[3]) or {}),
 }
-"""The value that the messages of a lane have in common."""
 
 
 class Lanes:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from qdo.fleet.permit_counts import PermitCount, StartCount
 
 
+# Most messages that ask for permits one by one after streaks were interrupted.
 MOST_SINGLES = 63
-"""Most messages that ask for permits one by one after streaks were interrupted."""
 
 _log = logging.getLogger(__name__)
 
@@ -193,8 +193,8 @@ class Streaks:
                 rows.interrupt()
 
 
+# A queue, or the lanes of one, that can wait for permits.
 PermitWaiter: TypeAlias = Slot | LaneGroup
-"""A queue, or the lanes of one, that can wait for permits."""
 
 
 class Grant:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from qdo.worker.engine.slot import Slot
 
 JOB_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
+# Upper bounds of the classes of durations, in seconds.
 DWELL_BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0)
-"""Upper bounds of the classes of durations, in seconds."""
 
 
+# Jobs of further globs are counted together: each glob is some thirty time series.
 MOST_GLOBS = 100
-"""Jobs of further globs are counted together: each glob is some thirty time series."""
 OTHERS = "(others)"
 
 

@@ -12,14 +12,14 @@ from operator import attrgetter
 
 from qdo.worker.engine.lane import Lane, LaneProgress
 
+# The most messages that pass the oldest one that may start.
 STARTS = 1_000
-"""The most messages that pass the oldest one that may start."""
+# Done ranges above the watermark from which the oldest message goes first. `lane.RUNS` is larger: a
+# clean handover repeats nothing.
 RANGES = 400
-"""Done ranges above the watermark from which the oldest message goes first. `lane.RUNS` is larger:
-a clean handover repeats nothing."""
+# How long a lane runs messages until the event loop may learn of more urgent ones. A greenlet for
+# each message of no duration would take nine tenths of the rate.
 SLICE_SECONDS = 0.001
-"""How long a lane runs messages until the event loop may learn of more urgent ones. A greenlet for
-each message of no duration would take nine tenths of the rate."""
 
 
 class Priorities:

@@ -33,8 +33,8 @@ from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.slot import Row, Slot, TurnResult, where
 
 _log = logging.getLogger(__name__)
+# The same for all queues: their lines are limited together.
 _broker_log = logging.getLogger("qdo.worker.engine.ends.broker")
-"""The same for all queues: their lines are limited together."""
 
 
 class QueueEnds(Ends):

@@ -156,5 +156,5 @@ class RowRunner:
         return self.run_rows(turn, iter((row,)), until, attempt)
 
 
+# Code whose frames have the local names `message` and `job`.
 HOT_LOOP: CodeType = RowRunner.run_rows.__code__
-"""Code whose frames have the local names `message` and `job`."""

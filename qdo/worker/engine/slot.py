@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Why a queue waits when its broker cannot return messages.
 UNREADABLE = "cannot read the queue"
-"""Why a queue waits when its broker cannot return messages."""
 
 
 class SlotState(enum.Enum):
@@ -137,8 +137,8 @@ class Slot:
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
     """
 
+    # Whether other messages of the queue may be in flight, or blocked, at the same time.
     in_lane = False
-    """Whether other messages of the queue may be in flight, or blocked, at the same time."""
 
     __slots__ = (
         "ahead",
@@ -332,8 +332,8 @@ class Counters:
         }
 
 
+# Position, body, key, headers (JSON).
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
-"""Position, body, key, headers (JSON)."""
 Rows: TypeAlias = Iterator[Row]
 
 

@@ -34,8 +34,8 @@ from qdo.worker.engine.slot import Row, Slot, SlotState, TurnResult, where
 from qdo.worker.executors.base import MessageExpired
 
 OPERATOR_REASON = "an operator decided so"
+# What the owner before has run since its last checkpoint usually runs again in this time.
 SUSPECT_SECONDS = 1.0
-"""What the owner before has run since its last checkpoint usually runs again in this time."""
 _log = logging.getLogger(__name__)
 
 

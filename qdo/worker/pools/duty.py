@@ -34,16 +34,16 @@ from qdo.worker.pools.subscription import MARKS_SECONDS, PoolSubscription
 
 _log = logging.getLogger(__name__)
 
+# How often a worker looks without being woken: a process may die before it wakes others.
 LOOK_SECONDS = 1.0
-"""How often a worker looks without being woken: a process may die before it wakes others."""
+# Shortest time between two looks of an idle worker.
 IDLE_SECONDS = 0.02
-"""Shortest time between two looks of an idle worker."""
+# Longest random pause before a look: one request does not wake all workers into one lock.
 SPREAD_SECONDS = 0.002
-"""Longest random pause before a look: one request does not wake all workers into one lock."""
+# After a slower look into all pools, the next one waits ten times as long, a second at most.
 SLOW_SECONDS = 0.05
-"""After a slower look into all pools, the next one waits ten times as long, a second at most."""
+# A pool that a glob has found is forgotten when it has had no requests for so long.
 FORGET_SECONDS = 60.0
-"""A pool that a glob has found is forgotten when it has had no requests for so long."""
 
 
 class PoolDuty(Duty):

@@ -30,12 +30,12 @@ from qdo.worker.duties.leading import LOOK_SECONDS, LeaderDuty
 
 _log = logging.getLogger(__name__)
 
+# How often the leader looks for owners when no worker has come or gone.
 EVERY_SECONDS = 30.0
-"""How often the leader looks for owners when no worker has come or gone."""
+# How often the leader asks how many workers have come and gone.
 COUNT_SECONDS = 1.0
-"""How often the leader asks how many workers have come and gone."""
+# How often a look deletes requests before the leader looks for workers again.
 EXPIRY_ROUNDS = 10
-"""How often a look deletes requests before the leader looks for workers again."""
 
 
 class Returner(LeaderDuty):

@@ -62,11 +62,11 @@ from qdo.worker.engine.slot import Row
 
 _log = logging.getLogger(__name__)
 
+# How often a worker that runs requests looks whether they were cancelled.
 MARKS_SECONDS = 0.2
-"""How often a worker that runs requests looks whether they were cancelled."""
+# Of so many requests that a worker takes from a pool, one is the oldest, whatever its priority. So
+# more urgent ones cannot delay it forever.
 PASSES = 10
-"""Of so many requests that a worker takes from a pool, one is the oldest, whatever its priority. So
-more urgent ones cannot delay it forever."""
 
 
 class HeldState(enum.Enum):
