@@ -135,17 +135,15 @@ class Subscription(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
-    """A message that is not due yet, or that no listener has moved into its queue.
+    """A message that is not due yet, or that no listener has moved into its queue."""
 
-    :ivar number: names it within its broker.
-    :ivar due: UUIDv1 time.
-    :ivar headers: JSON object of str to str, or None.
-    """
-
+    # Names it within its broker.
     number: int
     id: str
+    # UUIDv1 time.
     due: int
     key: str | None
+    # JSON object of str to str, or None.
     headers: str | None
     body: bytes
 

@@ -17,18 +17,16 @@ LASTING_DEDUP_SECONDS = 604_800.0
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """When a message is delivered, and whether it is stored.
+    """When a message is delivered, and whether it is stored."""
 
-    :ivar due: Unix time in seconds before which it must not be delivered; None: at once; below 0:
-        so many seconds from now, by the clock of the store.
-    :ivar dedup_key: a queue stores the first message with a key. For `dedup_seconds` from its
-        sending, sending another returns the id of the first.
-    :ivar once: the message whose job sends this one, if the key is made from it.
-    """
-
+    # Unix time in seconds before which it must not be delivered; None: at once; below 0: so many
+    # seconds from now, by the clock of the store.
     due: float | None = None
+    # A queue stores the first message with a key. For `dedup_seconds` from its sending, sending
+    # another returns the id of the first.
     dedup_key: str | None = None
     dedup_seconds: float = DEDUP_SECONDS
+    # The message whose job sends this one, if the key is made from it.
     once: Message | None = None
 
     def due_at(self, now: float) -> float | None:

@@ -33,52 +33,47 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerSchema:
-    """The schema of a broker that is a database; each function takes the broker's address.
+    """The schema of a broker that is a database; each function takes the broker's address."""
 
-    :ivar script: returns the SQL statements that create it, given the seconds of a partition.
-    :ivar change: returns what `create` would do, "create" or "upgrade", "" if nothing; or raises
-        its error.
-    :ivar create: creates or upgrades it; returns whether it changed anything.
-    :ivar grants: returns the SQL statements that let a role be a sender, worker or onlooker.
-    """
-
+    # Returns the SQL statements that create it, given the seconds of a partition.
     script: Callable[[str, int], str]
+    # Returns what `create` would do, "create" or "upgrade", "" if nothing; or raises its error.
     change: Callable[[str], str]
+    # Creates or upgrades it; returns whether it changed anything.
     create: Callable[[str, int], bool]
+    # Returns the SQL statements that let a role be a sender, worker or onlooker.
     grants: Callable[[str, str, str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerKind:
-    """One kind of broker.
+    """One kind of broker."""
 
-    :ivar open: opens a broker, given its address and the app's name; see `open_broker`.
-    :ivar address_error: returns why an address is invalid, None if it is valid.
-    :ivar positions: meaning of its positions.
-    :ivar closing_seconds: how long the broker at an address may take to close.
-    :ivar stream: the stream that the queues of an address are parts of, None if each queue is
-        separate. A message for one part may be received from another.
-    :ivar foreign_senders: whether programs other than qdo may send; see `encryption.marks`.
-    :ivar dead_letter_remedy: how to limit its dead letters, where qdo does not; else "".
-    :ivar schema: None if opening a broker creates everything that it needs.
-    :ivar stores_nul: whether keys may contain NUL.
-    :ivar keeps_dead_letters: whether the broker at an address can store dead letters.
-    :ivar connector: returns a function that opens a connection of DB-API 2.0 to the database at an
-        address, for native threads; None if the broker is not a database with other tables.
-    """
-
+    # Opens a broker, given its address and the app's name; see `open_broker`.
     open: Callable[[str, str], Broker]
+    # Returns why an address is invalid, None if it is valid.
     address_error: Callable[[str], str | None]
+    # Meaning of its positions.
     positions: Positions = TIME_POSITIONS
+    # How long the broker at an address may take to close.
     closing_seconds: Callable[[str], float] = lambda url: 0.0
+    # The stream that the queues of an address are parts of, None if each queue is separate. A
+    # message for one part may be received from another.
     stream: Callable[[str], str | None] = lambda url: None
+    # Whether programs other than qdo may send; see `encryption.marks`.
     foreign_senders: bool = False
+    # Whether keys may contain NUL.
     stores_nul: bool = True
     stores_requests: bool = True
     stores_streams: bool = True
+    # Whether the broker at an address can store dead letters.
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
+    # How to limit its dead letters, where qdo does not; else "".
     dead_letter_remedy: str = ""
+    # None if opening a broker creates everything that it needs.
     schema: BrokerSchema | None = None
+    # Returns a function that opens a connection of DB-API 2.0 to the database at an address, for
+    # native threads; None if the broker is not a database with other tables.
     connector: Callable[[str], Callable[[], Any]] | None = None
 
 

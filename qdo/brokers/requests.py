@@ -34,14 +34,12 @@ NO_CONTENT: Content = (b"", None)
 
 
 class Take(NamedTuple):
-    """One run of a request: what its worker reports counts as long as no other took it.
-
-    :ivar owner: name of the worker, "" for a request that waits.
-    :ivar number: how often the request was taken.
-    """
+    """One run of a request: what its worker reports counts as long as no other took it."""
 
     id: str
+    # Name of the worker, "" for a request that waits.
     owner: str
+    # How often the request was taken.
     number: int
 
     @property
@@ -58,72 +56,58 @@ class Take(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request to store.
-
-    :ivar digest: of pool and body as they were given; it tells whether a known `id` has the same.
-    :ivar due: Unix time in seconds before which it is not taken; 0: at once; below 0: so many
-        seconds from now, by the clock of the store.
-    :ivar reply: JSON object that the store keeps for those who end it, or None.
-    :ivar keep_seconds: how long it is kept once it is over.
-    """
+    """A request to store."""
 
     pool: str
     id: str
     content: Content
+    # Of pool and body as they were given; it tells whether a known `id` has the same.
     digest: bytes
     priority: int = NORMAL
+    # Unix time in seconds before which it is not taken; 0: at once; below 0: so many seconds from
+    # now, by the clock of the store.
     due: float = 0.0
+    # JSON object that the store keeps for those who end it, or None.
     reply: str | None = None
+    # How long it is kept once it is over.
     keep_seconds: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class TakenRequest:
-    """A request in the hands of a worker.
-
-    :ivar failed: number of attempts that count as failed.
-    :ivar crashed: whether the last attempt ended with its worker.
-    :ivar error: of the last failed attempt, or None.
-    :ivar asked: Unix time in seconds at which it was stored.
-    """
+    """A request in the hands of a worker."""
 
     take: Take
     pool: str
     content: Content
     priority: int
+    # Number of attempts that count as failed.
     failed: int
+    # Whether the last attempt ended with its worker.
     crashed: bool
+    # Of the last failed attempt, or None.
     error: str | None
+    # Unix time in seconds at which it was stored.
     asked: float
     reply: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The answer to `RequestStore.take`.
-
-    :ivar marks: the marks of this worker's requests of the pool that have one, by id.
-    :ivar next_due: Unix time in seconds, by the clock of this machine, at which the next waiting
-        request of the pool is due, None without any; in the past if all places were filled and
-        there may be more. It says nothing after a take without places.
-    """
+    """The answer to `RequestStore.take`."""
 
     requests: Sequence[TakenRequest] = ()
+    # The marks of this worker's requests of the pool that have one, by id.
     marks: Mapping[str, str] = field(default_factory=dict)
+    # Unix time in seconds, by the clock of this machine, at which the next waiting request of the
+    # pool is due, None without any; in the past if all places were filled and there may be more. It
+    # says nothing after a take without places.
     next_due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A request as it is stored; times are Unix times in seconds.
-
-    :ivar mark: JSON object: ``{"cancel": reason}``; while it is paused ``{"paused": time}``, which
-        names the question that its job asks, and then ``{"resume": value}``; None without any.
-    :ivar started: when it was taken, 0 if never.
-    :ivar outcome: one of `OUTCOMES`; None until it is over.
-    :ivar keep: for how many seconds after its end another request cannot have its id.
-    :ivar until: when that time ends, 0 until it is over. It is deleted then, unless it has failed.
-    """
+    """A request as it is stored; times are Unix times in seconds."""
 
     take: Take
     pool: str
@@ -133,13 +117,19 @@ class RequestRecord:
     asked: float
     due: float
     failed: int
+    # When it was taken, 0 if never.
     started: float
     note: str | None
     error: str | None
+    # JSON object: ``{"cancel": reason}``; while it is paused ``{"paused": time}``, which names the
+    # question that its job asks, and then ``{"resume": value}``; None without any.
     mark: str | None
     reply: str | None
+    # One of `OUTCOMES`; None until it is over.
     outcome: str | None
+    # For how many seconds after its end another request cannot have its id.
     keep: float
+    # When that time ends, 0 until it is over. It is deleted then, unless it has failed.
     until: float
     result: Content | None
 
@@ -194,13 +184,11 @@ def taken_of(owner: str, pool: str, id: str, number: int, *columns: Any) -> Take
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How many requests of a pool are not over, and how many have failed and are kept.
-
-    :ivar oldest: Unix time in seconds since which the oldest due request waits, None without any.
-    """
+    """How many requests of a pool are not over, and how many have failed and are kept."""
 
     waiting: int
     running: int
     paused: int
+    # Unix time in seconds since which the oldest due request waits, None without any.
     oldest: float | None
     failed: int = 0

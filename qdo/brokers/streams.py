@@ -52,19 +52,17 @@ def key_hash(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamShard:
-    """A shard as the broker stores it.
-
-    :ivar low: the first hash of its range begins with it, "" for the first one.
-    :ivar high: the first hash behind its range begins with it, "" for none.
-    :ivar parents: the shards whose keys it took over.
-    :ivar end: position of its last message if it is sealed, 0 without any; else None.
-    """
+    """A shard as the broker stores it."""
 
     stream: str
     queue: str
+    # The first hash of its range begins with it, "" for the first one.
     low: str
+    # The first hash behind its range begins with it, "" for none.
     high: str
+    # The shards whose keys it took over.
     parents: tuple[str, ...] = ()
+    # Position of its last message if it is sealed, 0 without any; else None.
     end: int | None = None
     hidden: bool = False
 

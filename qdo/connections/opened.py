@@ -29,16 +29,14 @@ OnMissing = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Open connections.
+    """Open connections."""
 
-    :ivar client: None if the coordinator is a file that does not exist yet.
-    :ivar broker: None if the broker is a file that does not exist yet.
-    :ivar broker_fault: why that is a fault, None if nothing was sent yet.
-    """
-
+    # None if the coordinator is a file that does not exist yet.
     client: Client | None
+    # None if the broker is a file that does not exist yet.
     broker: Broker | None
     layout: Layout
+    # Why that is a fault, None if nothing was sent yet.
     broker_fault: BrokerMissingError | None = None
 
     def known_broker(self) -> Broker | None:

@@ -57,14 +57,12 @@ _HASH = re.compile(r"(?<=:)[A-Za-z0-9+/]{27}=")
 
 @dataclass(frozen=True, slots=True)
 class NodeRights:
-    """The access control lists of the nodes of one app.
-
-    :ivar accounts: the accounts of each role; None: every node is open to all.
-    :ivar required: workers refuse nodes that accounts without a role can change.
-    """
+    """The access control lists of the nodes of one app."""
 
     layout: Layout
+    # The accounts of each role; None: every node is open to all.
     accounts: Mapping[str, tuple[Id, ...]] | None = None
+    # Workers refuse nodes that accounts without a role can change.
     required: bool = False
     _lists: dict[tuple[tuple[str, int], ...], list[ACL]] = field(
         default_factory=dict, repr=False, compare=False
@@ -210,16 +208,14 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Encrypted connections to servers whose certificates are checked.
+    """Encrypted connections to servers whose certificates are checked."""
 
-    :ivar ca: file with the only certificate authorities that count.
-    :ivar cert: file with the client's own certificate, "" for none; `key` is its private key.
-    :ivar check_host: the certificate must be for the host in the coordinator's address.
-    """
-
+    # File with the only certificate authorities that count.
     ca: str
+    # File with the client's own certificate, "" for none; `key` is its private key.
     cert: str = ""
     key: str = ""
+    # The certificate must be for the host in the coordinator's address.
     check_host: bool = True
 
     def context(self) -> ssl.SSLContext:

@@ -66,21 +66,19 @@ def refusal_reason(error: Exception, action: str = "read") -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeValue:
-    """A node as it was read.
-
-    :ivar data: b"" for a node without data, and for one that was refused.
-    :ivar created: number of the transaction that created it: another node at this path has another.
-    :ivar refused: why the coordinator did not return the node, None if it did.
-    :ivar session: id of the session of an ephemeral node, 0 for a persistent node.
-    :ivar written: when it was last written, Unix time of the coordinator's clock.
-    """
+    """A node as it was read."""
 
     path: str
+    # B"" for a node without data, and for one that was refused.
     data: bytes
     version: int
+    # Id of the session of an ephemeral node, 0 for a persistent node.
     session: int
+    # When it was last written, Unix time of the coordinator's clock.
     written: float
+    # Why the coordinator did not return the node, None if it did.
     refused: str | None = None
+    # Number of the transaction that created it: another node at this path has another.
     created: int = 0
 
 

@@ -260,16 +260,14 @@ def _tls_reason(error: ssl.SSLError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a coordinator.
-
-    :ivar hosts: of ZooKeeper servers, "localhost:0" for a database.
-    :ivar path: of a SQLite file, else None.
-    :ivar database: a PostgreSQL schema, else None.
-    """
+    """The address of a coordinator."""
 
     url: str
+    # Of ZooKeeper servers, "localhost:0" for a database.
     hosts: str
+    # Of a SQLite file, else None.
     path: str | None
+    # A PostgreSQL schema, else None.
     database: SchemaAddress | None
     chroot: str
 

@@ -70,21 +70,19 @@ CANCEL = "cancel"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action for one worker.
-
-    :ivar expires: Unix time; the worker does not begin the action later.
-    :ivar state: "" until an actor claims the action, then `RUNNING`.
-    :ivar actor: the claimer, `WORKER` or `PARENT`.
-    :ivar logged: whether its result is an entry of the action log.
-    """
+    """One action for one worker."""
 
     name: str = ""
     args: Values = field(default_factory=dict)
+    # Unix time; the worker does not begin the action later.
     expires: float = 0.0
     by: str = ""
     reason: str = ""
+    # "" until an actor claims the action, then `RUNNING`.
     state: str = ""
+    # The claimer, `WORKER` or `PARENT`.
     actor: str = ""
+    # Whether its result is an entry of the action log.
     logged: bool = True
     fault: str | None = None
 

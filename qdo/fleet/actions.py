@@ -49,21 +49,19 @@ _NUMBER = re.compile("[0-9]{1,100}")
 
 @dataclass(slots=True)
 class Asked:
-    """An action that a command asked one worker for.
-
-    :ivar id: the name of its node, and of its entry in the action log.
-    :ivar outcome: "done", "failed", "rejected", "expired", "lost", or "unanswered".
-    :ivar seconds: from asking to reading its result.
-    :ivar output: a longer result, such as stacks.
-    :ivar logged: whether its result is an entry of the action log.
-    """
+    """An action that a command asked one worker for."""
 
     worker: str
+    # The name of its node, and of its entry in the action log.
     id: str
+    # "done", "failed", "rejected", "expired", "lost", or "unanswered".
     outcome: str = UNANSWERED
     result: str = ""
+    # From asking to reading its result.
     seconds: float | None = None
+    # A longer result, such as stacks.
     output: str = ""
+    # Whether its result is an entry of the action log.
     logged: bool = True
     _began: float = field(default_factory=clock, repr=False)
 

@@ -43,20 +43,18 @@ def is_target(target: str, glob: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change of a command.
-
-    :ivar at: Unix time by the clock of its writer.
-    :ivar account: the account at the coordinator, "" for none.
-    :ivar target: the name of the changed thing, such as a queue.
-    :ivar before: the changed values; None if the entry has none, as is `after`.
-    """
+    """One change of a command."""
 
     id: str
+    # Unix time by the clock of its writer.
     at: float
     by: str = ""
+    # The account at the coordinator, "" for none.
     account: str = ""
     command: str = ""
+    # The name of the changed thing, such as a queue.
     target: str = ""
+    # The changed values; None if the entry has none, as is `after`.
     before: Values | None = None
     after: Values | None = None
     reason: str = ""

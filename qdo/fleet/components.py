@@ -49,14 +49,10 @@ class ProcessDescription:
     """A process as its component node describes it; None for a missing value.
 
     Fields without an explanation are those of `WorkerReport`.
-
-    :ivar kind: "worker", or the name of another folder of components.
-    :ivar live: number of the version of the live settings that it uses, 0 for none.
-    :ivar reported: when the node was last written, Unix time of the coordinator's clock.
-    :ivar fault: why the node is not that of a process, None if it is.
     """
 
     name: str
+    # "worker", or the name of another folder of components.
     kind: str
     host: str | None = None
     pid: int | None = None
@@ -69,9 +65,12 @@ class ProcessDescription:
     busy: int | None = None
     queues: int | None = None
     settings: str | None = None
+    # Number of the version of the live settings that it uses, 0 for none.
     live: int | None = None
     started: float | None = None
+    # When the node was last written, Unix time of the coordinator's clock.
     reported: float | None = None
+    # Why the node is not that of a process, None if it is.
     fault: str | None = None
 
     @classmethod
@@ -118,13 +117,11 @@ def skew(processes: list[ProcessDescription]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppLevel:
-    """The levels in the node of an app: that of every worker, and the announced one, 0 for none.
-
-    :ivar other: keys of other programs, which are kept.
-    """
+    """The levels in the node of an app: that of every worker, and the announced one, 0 for none."""
 
     format_level: int = 0
     next_level: int = 0
+    # Keys of other programs, which are kept.
     other: dict[str, Any] | None = None
 
     @classmethod

@@ -188,14 +188,12 @@ class CoordinatorDocuments:
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A stored document.
-
-    :ivar by: user and host of its writer, "" if unknown.
-    :ivar at: when it was written, Unix time by the writer's clock; 0 if unknown.
-    """
+    """A stored document."""
 
     value: Any
+    # User and host of its writer, "" if unknown.
     by: str
+    # When it was written, Unix time by the writer's clock; 0 if unknown.
     at: float
 
 

@@ -30,14 +30,12 @@ _Waiter = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class CopiedNode:
-    """A node of the folder.
+    """A node of the folder."""
 
-    :ivar value: the result of `parse`; None if there is a fault.
-    :ivar mzxid: place of its last write in the coordinator's total order.
-    """
-
+    # The result of `parse`; None if there is a fault.
     value: Any
     version: int
+    # Place of its last write in the coordinator's total order.
     mzxid: int
     size: int
     fault: str | None = None

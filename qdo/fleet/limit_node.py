@@ -22,11 +22,9 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ShareHolder:
-    """The share of one process: what it holds, and how many it could use at once.
+    """The share of one process: what it holds, and how many it could use at once."""
 
-    :ivar worker: name of its worker node, or "client/" and the name of a component's node.
-    """
-
+    # Name of its worker node, or "client/" and the name of a component's node.
     worker: str
     held: int
     wants: int
@@ -38,25 +36,23 @@ ShareHolders = tuple[ShareHolder, ...]
 
 @dataclass(frozen=True, slots=True)
 class LimitNode:
-    """A limit.
+    """A limit."""
 
-    :ivar max: permits in the whole fleet, None: any number.
-    :ivar rate: starts a second in the whole fleet, None: any number.
-    :ivar burst: starts in any window of burst / rate seconds; the shares of a rate are its parts.
-    :ivar starts: the holders of `burst`.
-    :ivar declared: these are the terms of `App.limit`; no operator has changed them.
-    :ivar extra: other keys of the node, which are kept.
-    :ivar fault: why the node cannot be used, None if it can.
-    """
-
+    # Permits in the whole fleet, None: any number.
     max: int | None = None
+    # Starts a second in the whole fleet, None: any number.
     rate: float | None = None
+    # Starts in any window of burst / rate seconds; the shares of a rate are its parts.
     burst: int = 1
     reason: str = ""
     permits: ShareHolders = ()
+    # The holders of `burst`.
     starts: ShareHolders = ()
+    # Other keys of the node, which are kept.
     extra: dict[str, Any] = field(default_factory=dict)
+    # Why the node cannot be used, None if it can.
     fault: str | None = None
+    # These are the terms of `App.limit`; no operator has changed them.
     declared: bool = False
 
     @classmethod
@@ -121,13 +117,11 @@ def checked_terms(max: Any, rate: Any, burst: Any = None) -> LimitNode:
 
 @dataclass(slots=True)
 class DeclaredLimit:
-    """The terms that an app declares for a limit.
+    """The terms that an app declares for a limit."""
 
-    :ivar node: a limit without holders.
-    :ivar is_told: whether the coordinator has them, or those of an operator, or newer ones.
-    """
-
+    # A limit without holders.
     node: LimitNode
+    # Whether the coordinator has them, or those of an operator, or newer ones.
     is_told: bool = False
 
     def changed(self, before: LimitNode) -> LimitNode | None:

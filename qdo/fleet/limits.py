@@ -29,13 +29,11 @@ LIMITS_LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class LimitWish:
-    """An operator's change of a limit; None leaves a value as it is.
+    """An operator's change of a limit; None leaves a value as it is."""
 
-    :ivar rate: such as "50/s"; "none" removes the rate.
-    :ivar max: "none" removes the number of permits.
-    """
-
+    # "none" removes the number of permits.
     max: str | None = None
+    # Such as "50/s"; "none" removes the rate.
     rate: str | None = None
     burst: str | None = None
     reason: str | None = None

@@ -41,14 +41,12 @@ Edit = Callable[[SettingsNode], str]
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """A worker's answer about live settings.
-
-    :ivar report: None: its version of qdo has no live settings, or it has not published any.
-    :ivar pins: the settings that it sets itself, and where.
-    """
+    """A worker's answer about live settings."""
 
     worker: str
+    # None: its version of qdo has no live settings, or it has not published any.
     report: SettingsReport | None
+    # The settings that it sets itself, and where.
     pins: Mapping[str, str]
 
     def judges(self, version: SettingsVersion) -> bool:

@@ -44,20 +44,18 @@ _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Paused queues.
-
-    :ivar who: user and host of its maker.
-    :ivar at: Unix time by the clock of its maker, as is `until`; None for no end.
-    :ivar by: path of the ephemeral node of its maker; the pause ends with this node. "" for a
-        pause, which needs no process.
-    """
+    """Paused queues."""
 
     id: str
     queues: tuple[str, ...]
     why: str = ""
+    # User and host of its maker.
     who: str = ""
+    # Unix time by the clock of its maker, as is `until`; None for no end.
     at: float = 0.0
     until: float | None = None
+    # Path of the ephemeral node of its maker; the pause ends with this node. "" for a pause, which
+    # needs no process.
     by: str = ""
 
     def is_over(self, now: float) -> bool:

@@ -50,14 +50,12 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class PausesRead:
-    """The pauses in force, and the workers that obey them.
-
-    :ivar zxid: place of the last change in the coordinator's total order.
-    :ivar obeyed: by worker, the place up to which it obeys.
-    """
+    """The pauses in force, and the workers that obey them."""
 
     node: PauseNode
+    # Place of the last change in the coordinator's total order.
     zxid: int
+    # By worker, the place up to which it obeys.
     obeyed: dict[str, int]
 
 

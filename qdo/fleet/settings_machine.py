@@ -43,18 +43,16 @@ _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SettingsVersion:
-    """One version of the live settings, in force or proposed.
+    """One version of the live settings, in force or proposed."""
 
-    :ivar id: a version that is proposed again gets another one.
-    :ivar number: counts the versions that were in force.
-    :ivar text: the settings as TOML.
-    :ivar at: when it was proposed, Unix time by the clock of its author.
-    """
-
+    # A version that is proposed again gets another one.
     id: str
+    # Counts the versions that were in force.
     number: int
+    # The settings as TOML.
     text: str
     who: str = ""
+    # When it was proposed, Unix time by the clock of its author.
     at: float = 0.0
     why: str = ""
 
@@ -160,15 +158,13 @@ class SettingsUser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SettingsReport:
-    """The report of a process on live settings, in its component node.
+    """The report of a process on live settings, in its component node."""
 
-    :ivar uses: number of the version in use, 0 for none.
-    :ivar accepts: id of the proposal, or of the version in force, that it accepts; "" for none.
-    :ivar refuses: id of the version that it refuses, "" for none.
-    """
-
+    # Number of the version in use, 0 for none.
     uses: int = 0
+    # Id of the proposal, or of the version in force, that it accepts; "" for none.
     accepts: str = ""
+    # Id of the version that it refuses, "" for none.
     refuses: str = ""
     why: str = ""
 

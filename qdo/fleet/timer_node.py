@@ -25,25 +25,23 @@ _MOST_LAST = 2**35
 
 @dataclass(frozen=True, slots=True)
 class TimerNode:
-    """The progress of a timer; times are whole Unix seconds.
+    """The progress of a timer; times are whole Unix seconds."""
 
-    :ivar last: the last occurrence that was sent, counted as missed, or skipped.
-    :ivar next: the one after it, 0 if unknown.
-    :ivar when: the schedule in the leader's code; "" if it has no such timer any more.
-    :ivar by: the leader that wrote it.
-    :ivar refused: why the occurrence after `last` cannot be sent, "" if it can.
-    :ivar version: -1 if it does not exist yet.
-    :ivar written: Unix time of the coordinator's clock.
-    """
-
+    # The last occurrence that was sent, counted as missed, or skipped.
     last: int
+    # The one after it, 0 if unknown.
     next: int = 0
+    # The schedule in the leader's code; "" if it has no such timer any more.
     when: str = ""
     queue: str = ""
+    # The leader that wrote it.
     by: str = ""
+    # Why the occurrence after `last` cannot be sent, "" if it can.
     refused: str = ""
     fault: str | None = None
+    # -1 if it does not exist yet.
     version: int = -1
+    # Unix time of the coordinator's clock.
     written: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -102,16 +102,14 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One attempt that gets a row of its own, with the Unix time of its end.
-
-    :ivar seconds: how long the job ran; None if it did not run.
-    """
+    """One attempt that gets a row of its own, with the Unix time of its end."""
 
     queue: str
     id: str
     attempt: int
     outcome: str
     error: str | None
+    # How long the job ran; None if it did not run.
     seconds: float | None
     at: float
 

@@ -36,21 +36,19 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """The outcomes of the attempts of one queue.
-
-    :ivar done: attempts that returned.
-    :ivar failed: those that failed; some were retried, some became dead letters.
-    :ivar mean_seconds: of all attempts that ran; None without any.
-    :ivar p95_seconds: upper bound of the class of durations that 95 % of the attempts that returned
-        did not exceed; None without any.
-    """
+    """The outcomes of the attempts of one queue."""
 
     queue: str
+    # Attempts that returned.
     done: int
+    # Those that failed; some were retried, some became dead letters.
     failed: int
     retried: int
     dead_lettered: int
+    # Of all attempts that ran; None without any.
     mean_seconds: float | None
+    # Upper bound of the class of durations that 95 % of the attempts that returned did not exceed;
+    # None without any.
     p95_seconds: float | None
 
 
@@ -86,18 +84,16 @@ def _report(queue: str, counts: list[Any]) -> QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class MinuteReport:
-    """How long the attempts of one queue took that ended in one minute.
+    """How long the attempts of one queue took that ended in one minute."""
 
-    :ivar minute: its beginning, Unix time.
-    :ivar mean_seconds: of all attempts that ran; None without any, as are the others.
-    :ivar p50_seconds: upper bound of the class of durations that half of those that returned did
-        not exceed, as `p95_seconds` for 95 %, and `max_seconds` for all.
-    """
-
+    # Its beginning, Unix time.
     minute: int
     done: int
     failed: int
+    # Of all attempts that ran; None without any, as are the others.
     mean_seconds: float | None
+    # Upper bound of the class of durations that half of those that returned did not exceed, as
+    # `p95_seconds` for 95 %, and `max_seconds` for all.
     p50_seconds: float | None
     p95_seconds: float | None
     max_seconds: float | None
@@ -211,19 +207,17 @@ def actions(
 
 @dataclass(frozen=True, slots=True)
 class RecordedOwner:
-    """A time in which one worker process owned a queue.
+    """A time in which one worker process owned a queue."""
 
-    :ivar claimed: Unix time, as is `ended`.
-    :ivar ended: None if it is open, or if its worker died before it recorded the end.
-    :ivar why: why it ended, or `UNKNOWN`; None while it is open.
-    """
-
+    # Unix time, as is `ended`.
     claimed: float
+    # None if it is open, or if its worker died before it recorded the end.
     ended: float | None
     owner: str
     host: str
     pid: int
     fence: int
+    # Why it ended, or `UNKNOWN`; None while it is open.
     why: str | None
 
 

@@ -294,14 +294,12 @@ def _checked_rules(rules: Any) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RetryMessage:
-    """Retry the message; its queue waits until then to keep the order.
-
-    :ivar counts: whether the attempt counts as a failed one.
-    :ivar waits_for: for what it waits otherwise, in the log.
-    """
+    """Retry the message; its queue waits until then to keep the order."""
 
     after_seconds: float
+    # Whether the attempt counts as a failed one.
     counts: bool = True
+    # For what it waits otherwise, in the log.
     waits_for: str = "its job"
 
 

@@ -41,12 +41,10 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A time of a timer; `sends` is False if it is too old to be sent.
-
-    :ivar missed: number of earlier occurrences for which it stands, `MOST_COUNTED` for more.
-    """
+    """A time of a timer; `sends` is False if it is too old to be sent."""
 
     at: int
+    # Number of earlier occurrences for which it stands, `MOST_COUNTED` for more.
     missed: int = 0
     sends: bool = True
 

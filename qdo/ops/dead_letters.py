@@ -89,30 +89,26 @@ def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A selection of dead letters.
-
-    :ivar error: text that the error contains, ignoring case.
-    :ivar older_seconds: minimum age as a dead letter.
-    :ivar newer_seconds: maximum age as a dead letter.
-    """
+    """A selection of dead letters."""
 
     queues: str = "*"
+    # Text that the error contains, ignoring case.
     error: str | None = None
+    # Minimum age as a dead letter.
     older_seconds: float | None = None
+    # Maximum age as a dead letter.
     newer_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter with the id of its message or request.
-
-    :ivar entry: of a failed request: its pool is the queue, the worker and the number of its last
-        take are worker and fence, and it has no position.
-    :ivar request: the failed request without its body, None for a message.
-    """
+    """A dead letter with the id of its message or request."""
 
     id: str
+    # Of a failed request: its pool is the queue, the worker and the number of its last take are
+    # worker and fence, and it has no position.
     entry: DeadLetterEntry
+    # The failed request without its body, None for a message.
     request: RequestRecord | None = None
 
     @property
@@ -140,16 +136,14 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class LetterResult:
-    """The result of retrying or discarding one dead letter.
-
-    :ivar done: False if it no longer existed: another operator was faster.
-    :ivar position: new position of the message after a retry.
-    :ivar error: why it stays a dead letter, None if it does not.
-    """
+    """The result of retrying or discarding one dead letter."""
 
     letter: Letter
+    # False if it no longer existed: another operator was faster.
     done: bool
+    # New position of the message after a retry.
     position: int | None = None
+    # Why it stays a dead letter, None if it does not.
     error: str | None = None
 
 
@@ -207,18 +201,16 @@ def counts(broker: Broker) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Failures with the same error.
+    """Failures with the same error."""
 
-    :ivar kind: "message" or "request" for dead letters, "timer", or "outbox" for refused messages.
-    :ivar error: with numbers and ids replaced by "#".
-    :ivar queues: number of their queues, pools, timers or tables.
-    :ivar oldest: Unix time of the oldest one, as `newest` of the newest; None if it is unknown.
-    """
-
+    # "message" or "request" for dead letters, "timer", or "outbox" for refused messages.
     kind: str
+    # With numbers and ids replaced by "#".
     error: str
     count: int
+    # Number of their queues, pools, timers or tables.
     queues: int
+    # Unix time of the oldest one, as `newest` of the newest; None if it is unknown.
     oldest: float | None = None
     newest: float | None = None
 

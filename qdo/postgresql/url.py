@@ -29,16 +29,14 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaAddress:
-    """One schema of a database.
+    """One schema of a database."""
 
-    :ivar conninfos: for libpq, without a password: one for each host, in the order of attempts.
-    :ivar pooled: whether a pooler in transaction mode stands before the server.
-    :ivar server: the database in errors and logs: HOST:PORT/DATABASE.
-    """
-
+    # For libpq, without a password: one for each host, in the order of attempts.
     conninfos: tuple[str, ...]
     schema: str
+    # Whether a pooler in transaction mode stands before the server.
     pooled: bool
+    # The database in errors and logs: HOST:PORT/DATABASE.
     server: str
 
 

@@ -179,19 +179,17 @@ def _either(choices: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The declaration of one setting.
-
-    :ivar kind: "str", "int", "float", "bool", "globs" for a tuple of text, or "tables" for values
-        that only a file can express.
-    :ivar live: whether it may be changed while processes run.
-    """
+    """The declaration of one setting."""
 
     name: str
+    # "str", "int", "float", "bool", "globs" for a tuple of text, or "tables" for values that only a
+    # file can express.
     kind: str
     default: Any
     help: str
     unit: str
     check: Check | None
+    # Whether it may be changed while processes run.
     live: bool = False
 
     @property

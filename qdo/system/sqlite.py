@@ -31,15 +31,13 @@ _NOT_TEXT = "Could not decode to UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Identity of a kind of file: `application_id` in its header, a version, its schema.
-
-    :ivar upgrades: by version, the statements that upgrade a file to the next version.
-    """
+    """Identity of a kind of file: `application_id` in its header, a version, its schema."""
 
     name: str
     application_id: int
     version: int
     schema: str
+    # By version, the statements that upgrade a file to the next version.
     upgrades: Mapping[int, str] = field(default_factory=dict)
 
 

@@ -64,14 +64,13 @@ class Admission:
     """What an app says of a request before its body is read.
 
     An app with a method `admit`, which gets the environ without a body, is asked on the event loop.
-
-    :ivar response: the response if the body tells nothing more, None to read it and call the app.
-    :ivar most_body_bytes: the largest body of this request.
-    :ivar line: requests of one line wait for the same thing, such as one queue.
     """
 
+    # The response if the body tells nothing more, None to read it and call the app.
     response: WsgiApp | None = None
+    # The largest body of this request.
     most_body_bytes: int = MOST_BODY_BYTES
+    # Requests of one line wait for the same thing, such as one queue.
     line: str = ""
 
 

@@ -61,30 +61,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """The surroundings of a worker process; the defaults are for a worker without a parent.
+    """The surroundings of a worker process; the defaults are for a worker without a parent."""
 
-    :ivar target: the app as MODULE:APP, which jobs with the executor "process" import; "" if
-        the app was built around the job named in the settings; None if its origin is unknown.
-    :ivar in_flight: shared table of the messages in flight. The parent reads it after a crash.
-    :ivar receipts: shared store of the receipt handles held at the broker, for the same purpose.
-    :ivar left: queue and receipt handle of each message that dead processes held. The worker
-        releases them, see `Broker.release`.
-    :ivar restarted: the worker replaces a process that ran before. Queues that suit no job then
-        do not stop it.
-    :ivar deaths: the processes that it replaces, see `WorkerReport`.
-    :ivar ask_parent: asks the parent for an action by its name; None without a parent.
-    :ivar exit: called with the exit code when the process must exit at once: from a native
-        thread at the third stop signal, and at the end if jobs in threads are still running.
-    """
-
+    # The app as MODULE:APP, which jobs with the executor "process" import; "" if the app was built
+    # around the job named in the settings; None if its origin is unknown.
     target: str | None = None
+    # Shared table of the messages in flight. The parent reads it after a crash.
     in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
+    # Shared store of the receipt handles held at the broker, for the same purpose.
     receipts: SharedReceiptStore | None = None
     metrics: MetricsPage = field(default_factory=MetricsPage)
+    # Queue and receipt handle of each message that dead processes held. The worker releases them,
+    # see `Broker.release`.
     left: Sequence[tuple[str, str]] = ()
+    # The worker replaces a process that ran before. Queues that suit no job then do not stop it.
     restarted: bool = False
+    # The processes that it replaces, see `WorkerReport`.
     deaths: tuple[tuple[int, float, str], ...] = ()
+    # Asks the parent for an action by its name; None without a parent.
     ask_parent: Callable[[str], None] | None = None
+    # Called with the exit code when the process must exit at once: from a native thread at the
+    # third stop signal, and at the end if jobs in threads are still running.
     exit: Callable[[int], None] | None = None
 
 

@@ -84,19 +84,17 @@ def text(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """The state of an event loop as its parent reads it.
+    """The state of an event loop as its parent reads it."""
 
-    :ivar beat: clock time at which the loop last ran.
-    :ivar contact: clock time of its last contact with the coordinator.
-    :ivar limit_seconds: how long the job in flight may block the loop.
-    :ivar entry: index of the entry in flight that blocks the loop; 0 if unknown.
-    :ivar blocked_by: the message and the job that block the loop; "" if unknown.
-    """
-
+    # Clock time at which the loop last ran.
     beat: float
+    # Clock time of its last contact with the coordinator.
     contact: float
+    # How long the job in flight may block the loop.
     limit_seconds: float
+    # Index of the entry in flight that blocks the loop; 0 if unknown.
     entry: int = 0
+    # The message and the job that block the loop; "" if unknown.
     blocked_by: str = ""
 
 

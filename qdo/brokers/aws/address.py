@@ -24,14 +24,12 @@ _Read = Callable[[str, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """An AWS service and its endpoint.
+    """An AWS service and its endpoint."""
 
-    :ivar service: boto3's name of the service: sqs, kinesis, s3.
-    :ivar endpoint: URL of a compatible service; None: AWS's endpoint in the region.
-    """
-
+    # Boto3's name of the service: sqs, kinesis, s3.
     service: str
     region: str
+    # URL of a compatible service; None: AWS's endpoint in the region.
     endpoint: str | None = None
 
 

@@ -377,17 +377,15 @@ class Writer(GroupedCalls[Work]):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTables:
-    """The tables of one app in a database. Safe to use from several threads.
-
-    :ivar path: the file of the database, for errors.
-    :ivar writer: makes all changes.
-    :ivar node: 48-bit node of message ids.
-    """
+    """The tables of one app in a database. Safe to use from several threads."""
 
     reading: sqlite3.Connection
+    # The file of the database, for errors.
     path: str
     app: str
+    # Makes all changes.
     writer: Writer
+    # 48-bit node of message ids.
     node: int
     watch: ReplacedFileCheck
 

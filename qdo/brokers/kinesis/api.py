@@ -84,15 +84,13 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True)
 class GetIterator:
-    """Ask for a shard iterator.
+    """Ask for a shard iterator."""
 
-    :ivar kind: ShardIteratorType.
-    :ivar sequence: of the record to begin at.
-    :ivar time: Unix time to begin at.
-    """
-
+    # ShardIteratorType.
     kind: str
+    # Of the record to begin at.
     sequence: int | None = None
+    # Unix time to begin at.
     time: float | None = None
 
 
@@ -104,50 +102,44 @@ class GetRecords:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The response to `GetRecords`.
+    """The response to `GetRecords`."""
 
-    :ivar first: sequence number of the first record, None without records.
-    :ivar last: position after all messages of the last record in `rows`, 0 without records.
-    :ivar size: of these records, in bytes.
-    :ivar next_iterator: None at the end of a closed shard.
-    :ivar behind_seconds: distance of the response from the tip of the shard.
-    :ivar record_cost: mean bytes of memory that the messages of one record take.
-    :ivar cut: `rows` has the messages of the first records only: all of them would take too much
-        memory. The others must be asked for again.
-    """
-
+    # Sequence number of the first record, None without records.
     first: int | None
+    # Position after all messages of the last record in `rows`, 0 without records.
     last: int
     rows: Sequence[Taken]
     records: int
+    # Of these records, in bytes.
     size: int
+    # None at the end of a closed shard.
     next_iterator: str | None
+    # Distance of the response from the tip of the shard.
     behind_seconds: float
+    # Mean bytes of memory that the messages of one record take.
     record_cost: int = 1
+    # `rows` has the messages of the first records only: all of them would take too much memory. The
+    # others must be asked for again.
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriod:
-    """How long a stream keeps records.
-
-    :ivar since: Unix time of the stream's creation; no record is older.
-    """
+    """How long a stream keeps records."""
 
     seconds: float
+    # Unix time of the stream's creation; no record is older.
     since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where to begin reading a shard that has no position.
+    """Where to begin reading a shard that has no position."""
 
-    :ivar kind: oldest or latest, or a Unix time.
-    :ivar inherits: the shard has parents that are read first. Then `latest` begins with its
-        first message, not with its newest.
-    """
-
+    # Oldest or latest, or a Unix time.
     kind: str | float = "oldest"
+    # The shard has parents that are read first. Then `latest` begins with its first message, not
+    # with its newest.
     inherits: bool = False
 
     def seek(self, now: float) -> GetIterator:

@@ -37,15 +37,13 @@ SEND_BACKOFF = Backoff(0.1, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A message that can be sent.
+    """A message that can be sent."""
 
-    :ivar index: its index in the caller's messages.
-    :ivar shard: its shard, None for the shard of its key.
-    :ivar lane: messages of one lane keep their order.
-    """
-
+    # Its index in the caller's messages.
     index: int
+    # Its shard, None for the shard of its key.
     shard: str | None
+    # Messages of one lane keep their order.
     lane: str
     entry: dict[str, Any]
     size: int

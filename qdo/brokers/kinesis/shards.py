@@ -18,15 +18,13 @@ from qdo.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard.
-
-    :ivar parents: one after a split, two after a merge, none for the first shards of a stream.
-        They are still listed here after they have expired.
-    :ivar hash_keys: first and last hash key of the shard's records.
-    """
+    """One shard."""
 
     name: str
+    # One after a split, two after a merge, none for the first shards of a stream. They are still
+    # listed here after they have expired.
     parents: tuple[str, ...]
+    # First and last hash key of the shard's records.
     hash_keys: tuple[int, int]
     closed: bool
 

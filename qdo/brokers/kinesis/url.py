@@ -24,20 +24,18 @@ _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinesisAddress:
-    """One stream of Kinesis.
-
-    :ivar start: where to begin a shard that has no position yet: oldest, latest, or a Unix time.
-    :ivar reads_per_second: GetRecords calls for each shard, at most 5.
-    :ivar trimmed: stop or oldest: the reaction when a position is gone from the stream.
-    :ivar dead_letters: (bucket, prefix) in S3; None if dead letters cannot be stored.
-    """
+    """One stream of Kinesis."""
 
     region: str
     stream: str
     endpoint: str | None = None
+    # Where to begin a shard that has no position yet: oldest, latest, or a Unix time.
     start: str | float = "oldest"
+    # GetRecords calls for each shard, at most 5.
     reads_per_second: float = 1.0
+    # Stop or oldest: the reaction when a position is gone from the stream.
     trimmed: str = "stop"
+    # (bucket, prefix) in S3; None if dead letters cannot be stored.
     dead_letters: tuple[str, str] | None = None
 
     @property

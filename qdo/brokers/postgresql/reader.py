@@ -212,15 +212,13 @@ class PostgresqlReader:
 
 @dataclass(frozen=True, slots=True)
 class PostgresqlTables:
-    """The tables of one app in a schema. Safe to use from several threads.
-
-    :ivar node: 48-bit node of message ids.
-    """
+    """The tables of one app in a schema. Safe to use from several threads."""
 
     fetches: Fetches
     writer: PostgresqlWriter
     address: SchemaAddress
     app: str
+    # 48-bit node of message ids.
     node: int
 
     def sql(self, text: str) -> str:

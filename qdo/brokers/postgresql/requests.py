@@ -143,11 +143,9 @@ class _Report(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the last take of a pool has seen, see `take_requests` in `functions.sql`.
+    """What the last take of a pool has seen, see `take_requests` in `functions.sql`."""
 
-    :ivar until: when the next one looks at everything, a time of `clock`.
-    """
-
+    # When the next one looks at everything, a time of `clock`.
     until: float
     since: float
     passed: list[int]

@@ -92,42 +92,36 @@ _STATES = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A transaction of its own.
+    """A transaction of its own."""
 
-    :ivar act: called with the connection, again after a rollback.
-    :ivar queues: the queues that it locks; `UNKNOWN` when its caller does not say.
-    :ivar told: what to notify of, see `notification`.
-    """
-
+    # Called with the connection, again after a rollback.
     act: Callable[[PostgresqlConnection], Any]
+    # The queues that it locks; `UNKNOWN` when its caller does not say.
     queues: frozenset[str]
+    # What to notify of, see `notification`.
     told: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWork:
-    """The part of one call in a statement for several calls.
+    """The part of one call in a statement for several calls."""
 
-    :ivar act: called with the connection, the parts of all calls and the milliseconds that it may
-        wait for a lock; returns their results.
-    :ivar alone: parts with the same text do not share a statement.
-    """
-
+    # Called with the connection, the parts of all calls and the milliseconds that it may wait for a
+    # lock; returns their results.
     act: Callable[[PostgresqlConnection, list[Any], int], list[Any]]
     part: Any
+    # Parts with the same text do not share a statement.
     alone: str | None
     queues: frozenset[str]
     told: frozenset[str]
 
 
 class _Held(NamedTuple):
-    """A call that waits for the lock of a queue.
-
-    :ivar deadline: when it fails with `error`, as time.monotonic().
-    """
+    """A call that waits for the lock of a queue."""
 
     call: GroupedCall[Work]
     queues: frozenset[str]
+    # When it fails with `error`, as time.monotonic().
     deadline: float
     error: BaseException
 

@@ -38,14 +38,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReceiveResponse:
-    """The results of the entries of a call.
-
-    :ivar refused: their receipts are no longer valid.
-    :ivar failed: to be retried.
-    """
+    """The results of the entries of a call."""
 
     done: Sequence[InFlightMessage]
+    # Their receipts are no longer valid.
     refused: Sequence[InFlightMessage] = ()
+    # To be retried.
     failed: Sequence[InFlightMessage] = ()
 
 

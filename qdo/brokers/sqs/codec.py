@@ -146,29 +146,27 @@ def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 class Received(NamedTuple):
-    """A message received from SQS.
+    """A message received from SQS."""
 
-    :ivar sent: UUIDv1 time at which SQS stored it, precise to the millisecond.
-    :ivar sequence: its SequenceNumber, 0 on a standard queue.
-    :ivar message_id: the 128 bits of its MessageId.
-    :ivar body: JSON, or bytes if the headers mark it as bytes. With a `pointer`: its text.
-    :ivar headers: JSON object of str to str, or None.
-    :ivar receipt: handle for deleting or extending it.
-    :ivar receive_count: how often it was received, including this time.
-    :ivar pointer: place of its body in S3; None: the body is in the message.
-    :ivar size: bytes of its body in S3, according to its sender; 0 if unknown.
-    """
-
+    # UUIDv1 time at which SQS stored it, precise to the millisecond.
     sent: int
+    # Its SequenceNumber, 0 on a standard queue.
     sequence: int
+    # The 128 bits of its MessageId.
     message_id: int
+    # JSON, or bytes if the headers mark it as bytes. With a `pointer`: its text.
     body: bytes
     key: str | None
+    # JSON object of str to str, or None.
     headers: str | None
+    # Handle for deleting or extending it.
     receipt: str
     group: str | None
+    # How often it was received, including this time.
     receive_count: int
+    # Place of its body in S3; None: the body is in the message.
     pointer: BodyPointer | None = None
+    # Bytes of its body in S3, according to its sender; 0 if unknown.
     size: int = 0
 
 

@@ -38,14 +38,12 @@ MAX_TRACEBACK = 64_000
 
 @dataclass(frozen=True, slots=True)
 class FoundDeadLetter:
-    """A received dead letter.
+    """A received dead letter."""
 
-    :ivar record: its body is empty if the body is in S3.
-    :ivar pointer: place of its body in S3; None: the body is in the record.
-    """
-
+    # Its body is empty if the body is in S3.
     record: DeadLetterRecord
     receipt: str
+    # Place of its body in S3; None: the body is in the record.
     pointer: BodyPointer | None
     body_bytes: int
 

@@ -75,15 +75,13 @@ SEEN_BYTES = 64 * 1024 * 1024
 
 @dataclass(slots=True)
 class ReceivedBatch:
-    """Received dead letters, hidden from all other consumers.
+    """Received dead letters, hidden from all other consumers."""
 
-    :ivar until: time on the monotonic clock from which other consumers may receive them.
-    :ivar letters: all copies of each dead letter, by queue and name, then by MessageId.
-    :ivar others: (URL, receipt) of messages that are not dead letters of qdo.
-    """
-
+    # Time on the monotonic clock from which other consumers may receive them.
     until: float
+    # All copies of each dead letter, by queue and name, then by MessageId.
     letters: dict[Place, dict[str, Copy]] = field(default_factory=dict)
+    # (URL, receipt) of messages that are not dead letters of qdo.
     others: list[tuple[str, str]] = field(default_factory=list)
 
     def first(self) -> Iterator[FoundDeadLetter]:

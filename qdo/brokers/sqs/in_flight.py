@@ -44,26 +44,24 @@ _ON_ITS_WAY_SHARE = 0.1
 
 @dataclass(slots=True)
 class InFlightMessage:
-    """A message that was received; times are those of the clock.
-
-    :ivar kept: the place of its receipt in the store for the parent process.
-    :ivar until: SQS certainly hides it until then.
-    :ivar extend_at: when to extend its visibility timeout.
-    :ivar forever: it cannot be hidden after that.
-    :ivar has_followers: its message group probably has more messages, which SQS does not return
-        before those that are received are deleted.
-    """
+    """A message that was received; times are those of the clock."""
 
     position: int
     row: Row
     receipt: str
     group: str | None
     pointer: BodyPointer | None
+    # SQS certainly hides it until then.
     until: float
+    # When to extend its visibility timeout.
     extend_at: float
+    # It cannot be hidden after that.
     forever: float
     done: bool = False
+    # The place of its receipt in the store for the parent process.
     kept: int = 0
+    # Its message group probably has more messages, which SQS does not return before those that are
+    # received are deleted.
     has_followers: bool = False
 
 
@@ -106,13 +104,11 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class ReceiveResult:
-    """The messages of an answer to ReceiveMessage.
+    """The messages of an answer to ReceiveMessage."""
 
-    :ivar fresh: number of new messages.
-    :ivar again: messages that were done before: to be deleted, not to be processed.
-    """
-
+    # Number of new messages.
     fresh: int = 0
+    # Messages that were done before: to be deleted, not to be processed.
     again: list[InFlightMessage] = field(default_factory=list)
 
 

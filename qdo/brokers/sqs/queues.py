@@ -41,29 +41,25 @@ _EXISTS = ("QueueNameExists", "QueueAlreadyExists")
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A redrive policy: SQS itself moves messages that were received too often.
+    """A redrive policy: SQS itself moves messages that were received too often."""
 
-    :ivar target: SQS name of the queue that receives them.
-    """
-
+    # SQS name of the queue that receives them.
     target: str
     max_receives: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAttributes:
-    """The settings of an SQS queue and its approximate counts, as SQS reports them.
+    """The settings of an SQS queue and its approximate counts, as SQS reports them."""
 
-    :ivar read_at: time on the monotonic clock of the call.
-    :ivar waiting: messages that can be received.
-    :ivar in_flight: messages that were received and are not deleted.
-    """
-
+    # Time on the monotonic clock of the call.
     read_at: float
     retention_seconds: int = 345_600
     visibility_seconds: int = 30
     redrive: Redrive | None = None
+    # Messages that can be received.
     waiting: int = 0
+    # Messages that were received and are not deleted.
     in_flight: int = 0
     delayed: int = 0
 

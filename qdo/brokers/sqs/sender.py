@@ -74,17 +74,15 @@ def delay_seconds(due: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedMessage:
-    """A message that can be sent.
+    """A message that can be sent."""
 
-    :ivar index: its index in the caller's messages.
-    :ivar made: the entry for SendMessageBatch, without its Id.
-    :ivar size: bytes that count for the limit of a call.
-    :ivar large: its body, where that goes to S3 first.
-    """
-
+    # Its index in the caller's messages.
     index: int
+    # The entry for SendMessageBatch, without its Id.
     made: dict[str, Any]
+    # Bytes that count for the limit of a call.
     size: int
+    # Its body, where that goes to S3 first.
     large: bytes | None = None
 
 

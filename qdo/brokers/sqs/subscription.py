@@ -49,15 +49,13 @@ def idle_backoff(empty: int, most: float, jitter: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Callbacks for the events of a subscription.
+    """Callbacks for the events of a subscription."""
 
-    :ivar lost: called with the position of a message that is no longer held.
-    :ivar news: called when there are messages to fetch, or an error.
-    :ivar closed: called when no call or task of the subscription still runs.
-    """
-
+    # Called with the position of a message that is no longer held.
     lost: Callable[[int], None]
+    # Called when there are messages to fetch, or an error.
     news: Callable[[], None]
+    # Called when no call or task of the subscription still runs.
     closed: Callable[[SqsSubscription], None]
 
 

@@ -34,28 +34,26 @@ _SQS_NAME = re.compile(r"[A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqsAddress:
-    """The queues of SQS whose names begin with a prefix.
-
-    :ivar tag: (key, value); only queues with this tag are processed. None: all.
-    :ivar visibility_seconds: how long SQS hides a received message, before extensions.
-    :ivar wait_seconds: of one long poll.
-    :ivar idle_seconds: longest pause between polls of an empty queue; 0: no pause.
-    :ivar create: none, standard or fifo: type of queue that sending to a missing queue creates.
-    :ivar dead_letters: full SQS name of qdo's own dead-letter queue of standard queues.
-    :ivar bucket: of S3, for bodies over `max_body`; None: such bodies are rejected.
-    :ivar max_body: maximum bytes of a body that is stored in SQS itself.
-    """
+    """The queues of SQS whose names begin with a prefix."""
 
     region: str
     prefix: str
+    # Full SQS name of qdo's own dead-letter queue of standard queues.
     dead_letters: str
     endpoint: str | None = None
+    # (key, value); only queues with this tag are processed. None: all.
     tag: tuple[str, str] | None = None
+    # How long SQS hides a received message, before extensions.
     visibility_seconds: int = 60
+    # Of one long poll.
     wait_seconds: int = 20
+    # Longest pause between polls of an empty queue; 0: no pause.
     idle_seconds: float = 20.0
+    # None, standard or fifo: type of queue that sending to a missing queue creates.
     create: str = "none"
+    # Of S3, for bodies over `max_body`; None: such bodies are rejected.
     bucket: str | None = None
+    # Maximum bytes of a body that is stored in SQS itself.
     max_body: int = 262144
 
     @property

@@ -57,20 +57,18 @@ class LineProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """How lines become messages.
+    """How lines become messages."""
 
-    :ivar queue: the queue of all messages, or None: each line names its queue in `queue_field`.
-    :ivar max_bytes: the largest body that the broker takes.
-    :ivar larger: the remedy for larger bodies.
-    :ivar at: Unix time of the delivery.
-    """
-
+    # The queue of all messages, or None: each line names its queue in `queue_field`.
     queue: str | None
     queue_field: str | None
     key_field: str | None
+    # The largest body that the broker takes.
     max_bytes: int
     delay_seconds: float | None = None
+    # Unix time of the delivery.
     at: float | None = None
+    # The remedy for larger bodies.
     larger: str = REFERENCE
     priority: int = NORMAL
 
@@ -158,18 +156,16 @@ class Strays:
 
 @dataclass(slots=True)
 class LineSender:
-    """Sends lines in batches and counts the messages that were sent.
-
-    :ivar sent: messages stored durably.
-    :ivar line: number of the last line whose message is stored, counted from 1.
-    """
+    """Sends lines in batches and counts the messages that were sent."""
 
     broker: Broker
     line_format: LineFormat
     source: str
     encrypt: Callable[[list[Outgoing]], list[Outgoing]] = lambda messages: messages
     note: Callable[[str], object] = lambda queue: None
+    # Messages stored durably.
     sent: int = 0
+    # Number of the last line whose message is stored, counted from 1.
     line: int = 0
     _number: int = 0
     _size: int = 0

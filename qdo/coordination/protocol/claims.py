@@ -62,45 +62,41 @@ class QueueState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One ownership of one queue by this process, as the worker engine sees it.
-
-    :ivar fence: number of the claim; grows with every claim of the queue by any worker.
-    :ivar done: position up to which all messages are done. Starts at the recorded `last`; the
-        engine sets it after each message.
-    :ivar failure: failure record of a message after `done`, as found in the queue node. The engine
-        sets it after a failed attempt, and it is recorded with `done`. It is ignored once `done`
-        has reached its message, so it need not be removed.
-    :ivar out_of_order: messages done or failed beyond `done`, if messages are not processed
-        strictly in order.
-    :ivar unconfirmed: names of messages that are done, see `QueueNode.unconfirmed`.
-    :ivar refresh: called before any of these is recorded, to bring them up to date; None if they
-        always are.
-    :ivar before: the claim that this one continues, until it begins; see `take_over`.
-    :ivar open: whether messages may be started, while the lease is valid.
-    :ivar paused: it is not open because its queue is paused; it opens again when the pause ends.
-    :ivar lease: the lease of the registration that made the claim, and no other.
-    :ivar former: the owner before if it was gone without a release, else "".
-    :ivar careful: how many messages are still recorded before they begin, because of such an owner.
-    :ivar suspects_until: clock time until which a message that begins may have ended that owner;
-        0 before the first one.
-    :ivar ending: why the owner gives the queue up, one of `ENDINGS`; "" while it keeps it.
-    """
+    """One ownership of one queue by this process, as the worker engine sees it."""
 
     queue: str
+    # Number of the claim; grows with every claim of the queue by any worker.
     fence: int
+    # Position up to which all messages are done. Starts at the recorded `last`; the engine sets it
+    # after each message.
     done: int
+    # The lease of the registration that made the claim, and no other.
     lease: Lease
+    # Failure record of a message after `done`, as found in the queue node. The engine sets it after
+    # a failed attempt, and it is recorded with `done`. It is ignored once `done` has reached its
+    # message, so it need not be removed.
     failure: FailureRecord | None = None
+    # Messages done or failed beyond `done`, if messages are not processed strictly in order.
     out_of_order: OutOfOrderProgress | None = None
     positions: Positions = TIME_POSITIONS
+    # Names of messages that are done, see `QueueNode.unconfirmed`.
     unconfirmed: tuple[str, ...] = ()
+    # Called before any of these is recorded, to bring them up to date; None if they always are.
     refresh: Callable[[], None] | None = None
+    # The claim that this one continues, until it begins; see `take_over`.
     before: Claim | None = None
+    # Whether messages may be started, while the lease is valid.
     open: bool = True
+    # It is not open because its queue is paused; it opens again when the pause ends.
     paused: bool = False
+    # Why the owner gives the queue up, one of `ENDINGS`; "" while it keeps it.
     ending: str = ""
+    # The owner before if it was gone without a release, else "".
     former: str = ""
+    # How many messages are still recorded before they begin, because of such an owner.
     careful: int = 0
+    # Clock time until which a message that begins may have ended that owner; 0 before the first
+    # one.
     suspects_until: float = 0.0
 
     @classmethod
@@ -187,33 +183,31 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class OwnedQueue:
-    """A queue that this worker owns or should own.
-
-    :ivar node: the queue node as last read or written; `version` is the version of that node.
-    :ivar busy: whether a transaction of this queue is in flight or in doubt, or its node is being
-        read again. Until the answer arrives no other request is sent for it.
-    :ivar again: whether to read the node again as soon as it is no longer busy.
-    :ivar as_found: whether to release with the `last` found in the node, not the remembered one.
-    :ivar decided: whether operators changed the node during the release, but did not move the queue
-        back: the claim's progress counts, and for the rest the node.
-    :ivar owner: the worker that a waiting slot waits for.
-    :ivar fault: why the queue cannot be processed although it is assigned, "" if it can.
-    :ivar unlisted: version of the node at which its owner was found not to list the queue.
-    :ivar take_at: time from which such a queue counts as free.
-    """
+    """A queue that this worker owns or should own."""
 
     queue: str
     state: QueueState = QueueState.READING
+    # The queue node as last read or written; `version` is the version of that node.
     node: QueueNode = NEW
     version: int = -1
     claim: Claim | None = None
+    # Whether a transaction of this queue is in flight or in doubt, or its node is being read again.
+    # Until the answer arrives no other request is sent for it.
     busy: bool = False
+    # Whether to read the node again as soon as it is no longer busy.
     again: bool = False
+    # Whether to release with the `last` found in the node, not the remembered one.
     as_found: bool = False
+    # Whether operators changed the node during the release, but did not move the queue back: the
+    # claim's progress counts, and for the rest the node.
     decided: bool = False
+    # The worker that a waiting slot waits for.
     owner: str = ""
+    # Why the queue cannot be processed although it is assigned, "" if it can.
     fault: str = ""
+    # Version of the node at which its owner was found not to list the queue.
     unlisted: int = -1
+    # Time from which such a queue counts as free.
     take_at: float = float("inf")
 
     def has_recorded(self, done: int) -> bool:

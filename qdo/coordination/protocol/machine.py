@@ -148,15 +148,13 @@ class CommitError(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRead:
-    """A node as read.
-
-    :ivar mzxid: place in the coordinator's total order of the write that left this data.
-    :ivar ephemeral_owner: the session of an ephemeral node, 0 for other nodes.
-    """
+    """A node as read."""
 
     data: bytes
     version: int
+    # Place in the coordinator's total order of the write that left this data.
     mzxid: int = 0
+    # The session of an ephemeral node, 0 for other nodes.
     ephemeral_owner: int = 0
 
 
@@ -181,13 +179,11 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction took effect.
+    """A transaction took effect."""
 
-    :ivar zxid: its place in the coordinator's total order; 0 if it changed no node.
-    :ivar versions: the resulting version for each operation; -1 for a check or delete.
-    """
-
+    # Its place in the coordinator's total order; 0 if it changed no node.
     zxid: int
+    # The resulting version for each operation; -1 for a check or delete.
     versions: tuple[int, ...]
 
 

@@ -43,24 +43,22 @@ from qdo.queues import EVERYTHING, QueueFilter
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """How a worker takes queues and records progress.
+    """How a worker takes queues and records progress."""
 
-    :ivar checkpoint_seconds: shortest time between two checkpoints.
-    :ivar filter: the queues that may be assigned to the worker.
-    :ivar process: host, process and parent process of the worker, for people; `zone` and `address`
-        are its settings.
-    :ivar wait_for_deleted: as rebalancer, assign no further queue before the names of the queues
-        marked as deleted are known; see `rebalancer.Rebalancer`.
-    :ivar totals: where checkpoints are counted; None: nowhere.
-    """
-
+    # Shortest time between two checkpoints.
     checkpoint_seconds: float = 0.2
+    # The queues that may be assigned to the worker.
     filter: QueueFilter = EVERYTHING
+    # Host, process and parent process of the worker, for people; `zone` and `address` are its
+    # settings.
     process: str = ""
     zone: str = ""
     address: str = ""
+    # As rebalancer, assign no further queue before the names of the queues marked as deleted are
+    # known; see `rebalancer.Rebalancer`.
     wait_for_deleted: bool = False
     positions: Positions = TIME_POSITIONS
+    # Where checkpoints are counted; None: nowhere.
     totals: CheckpointTotals | None = None
 
     @property

@@ -24,61 +24,55 @@ class BusyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """The state at the start of a transaction.
+    """The state at the start of a transaction."""
 
-    :ivar zxid: zxid of the newest change.
-    :ivar missed: the events since the zxid that was asked for, None if they are no longer stored.
-    :ivar sessions: grows whenever a session begins or ends; 0 if the store does not count them.
-    :ivar generation: generation of the own session's connection, None if the session has ended.
-    :ivar now: Unix time in milliseconds by the clock of the store. It dates changes, so that the
-        times of all nodes are of one clock, which shows whose own clock is wrong.
-    """
-
+    # Zxid of the newest change.
     zxid: int
+    # The events since the zxid that was asked for, None if they are no longer stored.
     missed: list[Event] | None
+    # Grows whenever a session begins or ends; 0 if the store does not count them.
     sessions: int
+    # Generation of the own session's connection, None if the session has ended.
     generation: int | None
+    # Unix time in milliseconds by the clock of the store. It dates changes, so that the times of
+    # all nodes are of one clock, which shows whose own clock is wrong.
     now: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session that has not ended.
-
-    :ivar generation: grows whenever another connection resumes the session.
-    :ivar beat_slot: place of its heartbeats, in a store that has places.
-    :ivar age: the `Store.age` in which it began; in another one it cannot be resumed.
-    """
+    """A session that has not ended."""
 
     id: int
     password: bytes
     timeout_milliseconds: int
+    # Grows whenever another connection resumes the session.
     generation: int
+    # Place of its heartbeats, in a store that has places.
     beat_slot: int
+    # The `Store.age` in which it began; in another one it cannot be resumed.
     age: str
 
 
 class Store(Protocol):
-    """One connection to the database. Not safe for use by several threads at once.
+    """One connection to the database. Not safe for use by several threads at once."""
 
-    :ivar name: the database in errors.
-    :ivar age: names the time for which sessions can last: this boot of the machine, or this
-        timeline of the server.
-    :ivar bell: file or descriptor that can be read once the tree may have changed; see `drain`.
-    :ivar woken: the answer to a statement said that the tree has changed.
-    :ivar waits_for_network: calls belong on a native thread.
-    :ivar look_seconds: how often to look without a wakeup.
-    :ivar rest_seconds: pause between two looks.
-    :ivar read_only: the user may read the database, but not write.
-    """
-
+    # The database in errors.
     name: str
+    # Names the time for which sessions can last: this boot of the machine, or this timeline of the
+    # server.
     age: str
+    # File or descriptor that can be read once the tree may have changed; see `drain`.
     bell: Any
+    # The answer to a statement said that the tree has changed.
     woken: bool
+    # Calls belong on a native thread.
     waits_for_network: bool
+    # How often to look without a wakeup.
     look_seconds: float
+    # Pause between two looks.
     rest_seconds: float
+    # The user may read the database, but not write.
     read_only: bool
 
     def close(self) -> None: ...

@@ -45,28 +45,27 @@ class FailureRecord:
 
     It is the value of ``failing`` in the queue node, or of ``blocked`` while the queue waits for an
     operator.
-
-    :ivar attempts: how many attempts failed, or ended with their process.
-    :ivar error: the error of the last attempt, as one line.
-    :ivar crashed: whether the last attempt ended with its process.
-    :ivar retry_at: Unix time before which the message should not run again, 0 for any time.
-    :ivar blocked_since: Unix time since when its queue is blocked, 0 while it is not. With
-        `retry_at` as well, the message cannot be decrypted, and runs once its key is there.
-    :ivar decision: the operator's decision: "", "skip" or "dead-letter".
-    :ivar retry_delay: seconds from the last attempt to `retry_at`, 0 if unknown. A wait never needs
-        to be longer than this, even if the clock was set.
-    :ivar begun_by: the workers that have begun its last attempts, as the last one of them recorded
-        before it began. The next owner counts these attempts, or has counted them.
     """
 
     position: int
+    # How many attempts failed, or ended with their process.
     attempts: int
+    # The error of the last attempt, as one line.
     error: str = ""
+    # Whether the last attempt ended with its process.
     crashed: bool = False
+    # Unix time before which the message should not run again, 0 for any time.
     retry_at: float = 0.0
+    # Unix time since when its queue is blocked, 0 while it is not. With `retry_at` as well, the
+    # message cannot be decrypted, and runs once its key is there.
     blocked_since: float = 0.0
+    # The operator's decision: "", "skip" or "dead-letter".
     decision: str = ""
+    # Seconds from the last attempt to `retry_at`, 0 if unknown. A wait never needs to be longer
+    # than this, even if the clock was set.
     retry_delay: float = 0.0
+    # The workers that have begun its last attempts, as the last one of them recorded before it
+    # began. The next owner counts these attempts, or has counted them.
     begun_by: tuple[str, ...] = ()
 
     @property
@@ -157,14 +156,13 @@ class OutOfOrderProgress:
     from its first to its newest message. ``other_failures`` are failure records like ``failing``.
     ``cancelled`` are the distances from `last` to the first, and from one to the next, of the
     messages that an operator has cancelled.
-
-    :ivar done_ranges: first and newest position of each range of done messages, ascending.
-    :ivar other_failures: records of failing messages, apart from the node's `failure`.
-    :ivar cancelled: positions of messages that must not be started, ascending.
     """
 
+    # First and newest position of each range of done messages, ascending.
     done_ranges: tuple[tuple[int, int], ...] = ()
+    # Records of failing messages, apart from the node's `failure`.
     other_failures: tuple[FailureRecord, ...] = ()
+    # Positions of messages that must not be started, ascending.
     cancelled: tuple[int, ...] = ()
 
     @classmethod
@@ -262,33 +260,30 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class QueueNode:
-    """The progress of a queue, and its owner.
+    """The progress of a queue, and its owner."""
 
-    :ivar last: all messages up to this position are done; 0 before the first message.
-    :ivar owner: name of the owning worker node; "" while free, or if it cannot be a znode name.
-    :ivar seek: how often operators changed the node.
-    :ivar onward: how many of these changes let an owner keep its progress: they did not move the
-        queue back.
-    :ivar position: the broker's own position, for brokers whose positions are not times.
-    :ivar deleted: whether the queue is marked as deleted; no worker claims it then.
-    :ivar fault: why the node cannot be read or written; such a queue is not processed.
-    :ivar failure: failure record of a message after `last`, None while none fails.
-    :ivar out_of_order: progress beyond `last`, None if messages are processed strictly in order.
-    :ivar extra: keys of other tools, kept unchanged.
-    :ivar unconfirmed: names of messages that are done but that the broker may deliver again; see
-        `Subscription.unconfirmed`.
-    """
-
+    # All messages up to this position are done; 0 before the first message.
     last: int = 0
+    # Name of the owning worker node; "" while free, or if it cannot be a znode name.
     owner: str = ""
+    # How often operators changed the node.
     seek: int = 0
+    # The broker's own position, for brokers whose positions are not times.
     position: str | None = None
+    # Whether the queue is marked as deleted; no worker claims it then.
     deleted: bool = False
+    # Why the node cannot be read or written; such a queue is not processed.
     fault: str | None = None
+    # Failure record of a message after `last`, None while none fails.
     failure: FailureRecord | None = None
+    # Keys of other tools, kept unchanged.
     extra: tuple[tuple[str, Any], ...] = ()
+    # Progress beyond `last`, None if messages are processed strictly in order.
     out_of_order: OutOfOrderProgress | None = None
+    # Names of messages that are done but that the broker may deliver again; see
+    # `Subscription.unconfirmed`.
     unconfirmed: tuple[str, ...] = ()
+    # How many of these changes let an owner keep its progress: they did not move the queue back.
     onward: int = 0
 
     @property

@@ -25,22 +25,20 @@ _TEXTS = ("process", "zone", "address")
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode:
-    """The queues of a worker.
-
-    :ivar reread: queues that an operator moved; the worker must read their nodes again.
-    :ivar draining: whether the worker releases its queues and takes no new ones.
-    :ivar filter: the queues that may be assigned to it; all queues if the node has no filter.
-    :ivar holds: mzxid of the node `holds` that the worker obeys; 0 before the first.
-    :ivar process: host, process and parent process, for people; "" if they are not known.
-    :ivar zone: its setting of this name; so is `address`.
-    """
+    """The queues of a worker."""
 
     queues: tuple[str, ...] = ()
+    # Queues that an operator moved; the worker must read their nodes again.
     reread: tuple[str, ...] = ()
+    # Whether the worker releases its queues and takes no new ones.
     draining: bool = False
+    # The queues that may be assigned to it; all queues if the node has no filter.
     filter: QueueFilter = EVERYTHING
+    # Mzxid of the node `holds` that the worker obeys; 0 before the first.
     holds: int = 0
+    # Host, process and parent process, for people; "" if they are not known.
     process: str = ""
+    # Its setting of this name; so is `address`.
     zone: str = ""
     address: str = ""
 

@@ -39,16 +39,14 @@ class LostWorker:
 
 @dataclass(frozen=True, slots=True)
 class LastHour:
-    """Counts of the last `MINUTES`, the newest first, without the zeros at the end.
-
-    :ivar minute: the newest one: Unix time of the worker's clock, in minutes.
-    :ivar done: attempts that returned.
-    """
+    """Counts of the last `MINUTES`, the newest first, without the zeros at the end."""
 
     # A worker without messages adds 60 bytes to its report; with one message a minute, 180; with
     # 100 a second, 360, or 660 if one in a hundred fails; with 100,000 a second, 540 or 1,200.
 
+    # The newest one: Unix time of the worker's clock, in minutes.
     minute: int
+    # Attempts that returned.
     done: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
     dead_lettered: tuple[int, ...] = ()
@@ -56,52 +54,32 @@ class LastHour:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """A worker process as it describes itself; None or empty for a fact that it does not report.
-
-    :ivar parent: process id of its parent process.
-    :ivar level: the format level of what it writes to the coordinator.
-    :ivar settings: digest of its settings: processes with equal settings have the same.
-    :ivar started: Unix time.
-    :ivar busy: number of its queues with a job that runs.
-    :ivar blocked_by: the message and the job that block its event loop; written by its parent.
-    :ivar blocked_since: Unix time.
-    :ivar processed: for the counts from here to `undone` see `engine.slot.Counters`.
-    :ivar last_hour: the counts of messages and requests by minute.
-    :ivar jobs: the globs of its jobs.
-    :ivar ready: number of its queues that wait for a free place.
-    :ivar behind: age of the first unprocessed message in seconds, by queue.
-    :ivar paces: of the queues that have more messages and are farthest behind: how many messages a
-        second it has processed lately, and how many seconds one took.
-    :ivar faults: why it does not process a queue.
-    :ivar waits: by glob of a job, the limits for whose permits queues of this job wait.
-    :ivar unusable: by limit, why it permits nothing.
-    :ivar rests: by glob of a job, the most seconds between two messages of one of its queues.
-    :ivar paused_jobs: by glob, the error for which a job is paused, see `engine.breakers`.
-    :ivar long_runs: queue, id, attempt, seconds and usual seconds of messages in flight.
-    :ivar starved: the share of the last `STARVED_SECONDS` in which its event loop could have run
-        but had no processor; only of a worker that hardly runs.
-    :ivar deaths: the processes that its parent had to replace by this one: process id, Unix time
-        and how each ended, the oldest first.
-    :ivar lost_workers: the workers that went without releasing their queues; only of the leader.
-    :ivar refused_rows: how many rows of an outbox the broker refused, by table; only of the leader.
-    """
+    """A worker process as it describes itself; None or empty for a fact that it does not report."""
 
     worker: str | None = None
     host: str | None = None
     pid: int | None = None
+    # Process id of its parent process.
     parent: int | None = None
     version: str | None = None
     python: str | None = None
+    # The format level of what it writes to the coordinator.
     level: int | None = None
     zone: str | None = field(default=None, metadata={"label": "zone"})
+    # Digest of its settings: processes with equal settings have the same.
     settings: str | None = None
+    # Unix time.
     started: float | None = None
     state: str | None = None
     concurrency: int | None = None
     queues: int | None = None
+    # Number of its queues with a job that runs.
     busy: int | None = None
+    # The message and the job that block its event loop; written by its parent.
     blocked_by: str | None = None
+    # Unix time.
     blocked_since: float | None = None
+    # For the counts from here to `undone` see `engine.slot.Counters`.
     processed: int | None = None
     failed: int | None = None
     retried: int | None = None
@@ -114,21 +92,39 @@ class WorkerReport:
     released: int | None = None
     lost: int | None = None
     undone: int | None = None
+    # The counts of messages and requests by minute.
     last_hour: LastHour | None = None
+    # Age of the first unprocessed message in seconds, by queue.
     behind: dict[str, float] = field(default_factory=dict)
+    # Of the queues that have more messages and are farthest behind: how many messages a second it
+    # has processed lately, and how many seconds one took.
     paces: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # Why it does not process a queue.
     faults: dict[str, str] = field(default_factory=dict)
+    # The globs of its jobs.
     jobs: tuple[str, ...] = ()
+    # Number of its queues that wait for a free place.
     ready: int | None = None
+    # By glob of a job, the limits for whose permits queues of this job wait.
     waits: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # By limit, why it permits nothing.
     unusable: dict[str, str] = field(default_factory=dict)
+    # By glob of a job, the most seconds between two messages of one of its queues.
     rests: dict[str, float] = field(default_factory=dict)
+    # By glob, the error for which a job is paused, see `engine.breakers`.
     paused_jobs: dict[str, str] = field(default_factory=dict)
+    # Queue, id, attempt, seconds and usual seconds of messages in flight.
     long_runs: tuple[tuple[str, str, int, float, float | None], ...] = ()
     live: dict[str, Any] = field(default_factory=dict)
+    # The share of the last `STARVED_SECONDS` in which its event loop could have run but had no
+    # processor; only of a worker that hardly runs.
     starved: float | None = None
+    # The processes that its parent had to replace by this one: process id, Unix time and how each
+    # ended, the oldest first.
     deaths: tuple[tuple[int, float, str], ...] = ()
+    # The workers that went without releasing their queues; only of the leader.
     lost_workers: tuple[LostWorker, ...] | None = None
+    # How many rows of an outbox the broker refused, by table; only of the leader.
     refused_rows: dict[str, int] | None = None
 
     def dump(self) -> dict[str, Any]:

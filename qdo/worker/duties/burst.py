@@ -30,13 +30,11 @@ LOOK_SHARE = 10
 
 @dataclass(frozen=True, slots=True)
 class FleetSurvey:
-    """The state of the queues that this worker does not own.
+    """The state of the queues that this worker does not own."""
 
-    :ivar unattended: the queues that no live worker lists.
-    :ivar elsewhere: the recorded position of each queue that another worker lists.
-    """
-
+    # The queues that no live worker lists.
     unattended: list[str]
+    # The recorded position of each queue that another worker lists.
     elsewhere: dict[str, int]
 
 

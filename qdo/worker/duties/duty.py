@@ -98,17 +98,15 @@ class Duties:
 
 @dataclass(slots=True)
 class CurrentMember:
-    """The registration in force and the state of the worker, shared by its duties.
+    """The registration in force and the state of the worker, shared by its duties."""
 
-    :ivar member: None while the worker is not registered.
-    :ivar start_error: why the first registration failed.
-    :ivar state: see the table in `worker.worker`.
-    """
-
+    # None while the worker is not registered.
     member: Member | None = None
     # A member whose coordination failed: its session stays open while its jobs run.
     failed: Member | None = None
+    # Why the first registration failed.
     start_error: QdoError | None = None
+    # See the table in `worker.worker`.
     state: str = "starting"
 
     def contact(self) -> float:

@@ -41,18 +41,16 @@ OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
-    """The parts of a worker process that each of its members uses.
-
-    :ivar make_machines: returns further machines for a registered member.
-    :ivar on_doorbell: called with each watched queue that was sent to; None: no doorbells.
-    """
+    """The parts of a worker process that each of its members uses."""
 
     broker: Broker
     filter: QueueFilter
+    # Returns further machines for a registered member.
     make_machines: MakeMachines
     actions: Mapping[str, Perform]
     gate: PauseGate
     live: LiveSettings
+    # Called with each watched queue that was sent to; None: no doorbells.
     on_doorbell: Callable[[str], None] | None
     totals: CheckpointTotals
 

@@ -56,13 +56,11 @@ def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -
 
 @dataclass(frozen=True, slots=True)
 class BlockedLoop:
-    """A finding of the watchdog.
+    """A finding of the watchdog."""
 
-    :ivar kind: "blocked": the loop has not run for `seconds`; "over": it runs again after
-        `seconds`; "stopped": the process, or the thread of its loop, could not run (SIGSTOP,
-        suspend, overloaded machine).
-    """
-
+    # "blocked": the loop has not run for `seconds`; "over": it runs again after `seconds`;
+    # "stopped": the process, or the thread of its loop, could not run (SIGSTOP, suspend, overloaded
+    # machine).
     kind: str
     seconds: float
     blocked_by: str = ""

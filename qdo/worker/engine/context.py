@@ -39,16 +39,7 @@ def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], Policy
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The shared parts of one worker process's engine; `build` makes them.
-
-    :ivar in_flight: where turns record the message in flight.
-    :ivar permits: limits the lanes that run at once, over all queues.
-    :ivar recorded: returns the text of an error as the queue's node shows it.
-    :ivar on_stop: called with the reason when a job asks to stop the worker.
-    :ivar clock: seconds of leases, turns and backoffs.
-    :ivar jitter: returns a number from 0 to 1, for delays.
-    :ivar context: the second argument of jobs and of the app's `job_failure`.
-    """
+    """The shared parts of one worker process's engine; `build` makes them."""
 
     app: App
     broker: Broker
@@ -57,14 +48,21 @@ class Engine:
     jobs: JobTable
     limits: Limits
     observers: Observers
+    # Where turns record the message in flight.
     in_flight: InFlightTable
+    # Limits the lanes that run at once, over all queues.
     permits: LanePermits
     policy_of: Callable[[str], PolicyInForce]
+    # Returns the text of an error as the queue's node shows it.
     recorded: Callable[[str], str]
+    # Called with the reason when a job asks to stop the worker.
     on_stop: Callable[[str], None]
+    # Seconds of leases, turns and backoffs.
     clock: Callable[[], float]
+    # Returns a number from 0 to 1, for delays.
     jitter: Callable[[], float]
     settings: SettingsInForce
+    # The second argument of jobs and of the app's `job_failure`.
     context: Any
     counters: Counters = field(default_factory=Counters)
 

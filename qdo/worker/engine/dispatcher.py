@@ -124,17 +124,15 @@ class SlotAlarms:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The event loop of a dispatcher.
+    """The event loop of a dispatcher."""
 
-    :ivar spawn: starts a greenlet that runs a function.
-    :ivar breathe: lets other greenlets and the event loop run between two turns.
-    :ivar schedule: called when `Dispatcher.due` may have become earlier.
-    :ivar on_quiet: called when the last running turn has ended.
-    """
-
+    # Starts a greenlet that runs a function.
     spawn: Callable[[Callable[[], None]], Any] = gevent.spawn
+    # Lets other greenlets and the event loop run between two turns.
     breathe: Callable[[], None] = gevent.sleep
+    # Called when `Dispatcher.due` may have become earlier.
     schedule: Callable[[], None] = lambda: None
+    # Called when the last running turn has ended.
     on_quiet: Callable[[], None] = lambda: None
     clock: Callable[[], float] = boot_clock
 

@@ -272,18 +272,16 @@ def in_batches(call: JobCall) -> JobCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A queue's turn, or the run of one of its lanes.
+    """A queue's turn, or the run of one of its lanes."""
 
-    :ivar slot: the queue's slot, or the lane's.
-    :ivar member: the registration that made the claim.
-    :ivar claim: the queue's claim, or the lane's view of it. ``slot.claim`` is another one, or
-        None, once the queue was lost.
-    :ivar job: the queue's job; `NO_JOB` if the app has none for it.
-    """
-
+    # The queue's slot, or the lane's.
     slot: Slot
+    # The registration that made the claim.
     member: ClaimReports
+    # The queue's claim, or the lane's view of it. ``slot.claim`` is another one, or None, once the
+    # queue was lost.
     claim: Claim
+    # The queue's job; `NO_JOB` if the app has none for it.
     job: BoundJob
 
     @property

@@ -259,18 +259,16 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
-    """How a queue is divided into lanes.
+    """How a queue is divided into lanes."""
 
-    :ivar limit: maximum lanes that run at once.
-    :ivar single: there is one lane only, because the queue is processed in order: nothing is
-        read while it is blocked.
-    :ivar key_of: returns the lane of a row.
-    :ivar hold_seconds: maximum time for which the broker hides a message; None if it never does.
-    """
-
+    # Maximum lanes that run at once.
     limit: int
+    # There is one lane only, because the queue is processed in order: nothing is read while it is
+    # blocked.
     single: bool
+    # Returns the lane of a row.
     key_of: Callable[[Row], object]
+    # Maximum time for which the broker hides a message; None if it never does.
     hold_seconds: float | None
 
 

@@ -58,12 +58,10 @@ class TurnResult(enum.Enum):
 
 
 class ClaimReports(Protocol):
-    """Receives a slot's reports: the member of its claim; see `coordination.member.Member`.
-
-    :ivar is_pool: whether the claim is one of a pool, whose requests record their ends themselves.
-    """
+    """Receives a slot's reports: the member of its claim; see `coordination.member.Member`."""
 
     name: str
+    # Whether the claim is one of a pool, whose requests record their ends themselves.
     is_pool: bool
 
     def progress(self, claim: Claim) -> None: ...
@@ -288,32 +286,30 @@ def end_attempt(slot: Slot) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the start of the process.
+    """Counts since the start of the process."""
 
-    :ivar attempts: runs of a job that were started and have ended.
-    :ivar unsuccessful: attempts that did not return: retried, dead-lettered, skipped, blocked, or
-        of a queue that was lost before they ended.
-    :ivar blocked: how often a failing message blocked its queue.
-    :ivar expired: messages that the broker took back while they were in flight or about to start.
-    :ivar undone: how often the coordinator lost acknowledged writes of an owned queue.
-    :ivar sessions_lost: coordinator sessions that ended before this worker left.
-    :ivar stopped: how often a job asked to stop the worker; such attempts do not count.
-    :ivar broker_errors: how often the broker failed to return messages or store a dead letter.
-    """
-
+    # Runs of a job that were started and have ended.
     attempts: int = 0
+    # Attempts that did not return: retried, dead-lettered, skipped, blocked, or of a queue that was
+    # lost before they ended.
     unsuccessful: int = 0
     retried: int = 0
     dead_lettered: int = 0
     skipped: int = 0
+    # How often a failing message blocked its queue.
     blocked: int = 0
+    # How often a job asked to stop the worker; such attempts do not count.
     stopped: int = 0
+    # Messages that the broker took back while they were in flight or about to start.
     expired: int = 0
     claimed: int = 0
     released: int = 0
     lost: int = 0
+    # How often the coordinator lost acknowledged writes of an owned queue.
     undone: int = 0
+    # Coordinator sessions that ended before this worker left.
     sessions_lost: int = 0
+    # How often the broker failed to return messages or store a dead letter.
     broker_errors: int = 0
 
     @property

@@ -41,16 +41,14 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
+    """One metric."""
 
-    :ivar name: without the suffixes that Prometheus adds to counters and histograms.
-    :ivar bounds: of the classes of a histogram.
-    """
-
+    # Without the suffixes that Prometheus adds to counters and histograms.
     name: str
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
+    # Of the classes of a histogram.
     bounds: Sequence[float] = ()
 
     @property

@@ -221,18 +221,16 @@ def worker_filters(client: Client, layout: Layout) -> dict[str, QueueFilter | No
 
 @dataclass(slots=True)
 class AppBacklog:
-    """The messages that wait in the queues of an app.
+    """The messages that wait in the queues of an app."""
 
-    :ivar filters: of the workers that stay.
-    :ivar oldest: position of the message that has waited for longest.
-    :ivar untaken: queues with messages that no worker processes, by reason.
-    """
-
+    # Of the workers that stay.
     filters: Collection[QueueFilter]
     waiting: int = 0
     delayed: int = 0
+    # Position of the message that has waited for longest.
     oldest: int | None = None
     asked: int = 0
+    # Queues with messages that no worker processes, by reason.
     untaken: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(UNTAKEN, 0)))
 
     def without_damaged(

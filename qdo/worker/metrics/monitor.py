@@ -144,16 +144,14 @@ class MonitoredChild(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlaceView:
-    """A place for one worker process.
-
-    :ivar state: running, restarting (it waits for the next start) or ended.
-    :ivar stopping: its process was asked to exit.
-    :ivar child: None while there is no process.
-    """
+    """A place for one worker process."""
 
     name: str
+    # Running, restarting (it waits for the next start) or ended.
     state: str
+    # Its process was asked to exit.
     stopping: bool
+    # None while there is no process.
     child: MonitoredChild | None
 
 

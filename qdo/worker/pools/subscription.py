@@ -80,16 +80,14 @@ class HeldState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """A request that this worker has taken, until its end is stored and its seat is free.
-
-    :ivar row: as the engine reads it; None once the engine is done with it.
-    :ivar reason: why it was cancelled.
-    """
+    """A request that this worker has taken, until its end is stored and its seat is free."""
 
     position: int
     request: TakenRequest
+    # As the engine reads it; None once the engine is done with it.
     row: Row | None
     state: HeldState = HeldState.TAKEN
+    # Why it was cancelled.
     reason: str = ""
 
     @property

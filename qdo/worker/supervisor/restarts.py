@@ -140,17 +140,15 @@ class ProcessPlace:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The places of one parent.
+    """The places of one parent."""
 
-    :ivar size: number of worker processes to start with.
-    :ivar drain_seconds: how long a worker may take to drain and to close its broker.
-    :ivar watching: a worker that cannot start waits for `reload` if its app may be the reason.
-    :ivar burst: do not restart a worker that exits before it registers, even if it ran before.
-    """
-
+    # Number of worker processes to start with.
     size: int
+    # How long a worker may take to drain and to close its broker.
     drain_seconds: float
+    # A worker that cannot start waits for `reload` if its app may be the reason.
     watching: bool = False
+    # Do not restart a worker that exits before it registers, even if it ran before.
     burst: bool = False
     stop: StopLevel = StopLevel.NO
     places: list[ProcessPlace] = field(default_factory=list)
