@@ -117,8 +117,9 @@ def ask_workers(
         for each, ops, answer in zip(pending, transactions, answers, strict=True):
             if isinstance(answer, m.Rejected):
                 if answer.fault is m.CommitError.OTHER:
-                    path, account = ops[answer.index].path, client.access.account_name()
-                    raise NodeRefusedError(path=path, account=account)
+                    raise NodeRefusedError(
+                        path=ops[answer.index].path, account=client.access.account_name()
+                    )
                 if answer.index == 0:
                     each.end(LOST, "the worker is gone")
                 else:  # another command has created its folder

@@ -104,7 +104,8 @@ def read_answers(client: Client, layout: Layout) -> list[WorkerAnswer]:
     found: dict[str, WorkerAnswer] = {}
     for node in read_nodes(client, paths):
         value, _ = load(node.data)
-        name, live = value.get("worker"), value.get("live")
+        name = value.get("worker")
+        live = value.get("live")
         if isinstance(name, str):
             found[name] = WorkerAnswer(name, SettingsReport.parse(live), _pins(live))
     return [found.get(name, WorkerAnswer(name, None, {})) for name in sorted(workers)]

@@ -67,8 +67,8 @@ def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[Que
 
         summed = ("done", "failed", "retried", "dead_lettered", "busy_seconds", *DURATIONS)
         totals = [func.sum(columns[name]) for name in summed]
-        chosen = (columns.app == app, columns.minute >= int(since) // 60 * 60)
-        return select(columns.queue, *totals).where(*chosen).group_by(columns.queue)
+        totalled = select(columns.queue, *totals).group_by(columns.queue)
+        return totalled.where(columns.app == app, columns.minute >= int(since) // 60 * 60)
 
     rows = sorted(_rows(url, "qdo_minutes", query), key=lambda row: str(row[0]))
     return [_report(queue, counts) for queue, *counts in rows if fnmatchcase(queue, glob)]

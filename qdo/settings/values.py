@@ -108,8 +108,12 @@ def coordinator_url(value: str) -> str | None:
         return sqlite_address_error(value)
     if value.startswith("postgresql://"):
         return parse_error(coordinator_address, value)
-    forms = "sqlite:PATH", "postgresql://USER@HOST/DATABASE", "zookeeper://HOST:PORT,.../CHROOT"
-    return wrong_form(value, *forms)
+    return wrong_form(
+        value,
+        "sqlite:PATH",
+        "postgresql://USER@HOST/DATABASE",
+        "zookeeper://HOST:PORT,.../CHROOT",
+    )
 
 
 def _hosts_fault(hosts: str) -> str | None:

@@ -211,7 +211,8 @@ def _reachable(folder: str) -> bool:
 
 
 def _shared(folder: str, path: str, gid: int) -> bool:
-    above, file = os.stat(folder), os.stat(path)
+    above = os.stat(folder)
+    file = os.stat(path)
     return (
         (above.st_gid, file.st_gid) == (gid, gid)
         and above.st_mode & 0o2070 == 0o2070
