@@ -60,6 +60,7 @@ class MemoryMember:
     """Collects progress like the coordination member, and drops it at each checkpoint."""
 
     name = "worker-0000000000"
+    is_pool = False
 
     def __init__(self) -> None:
         self.lease = Lease(3600.0, clock())

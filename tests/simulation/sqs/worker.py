@@ -127,6 +127,8 @@ class SimulatedWorker:
     :ivar stopped: everything that the broker had begun has ended.
     """
 
+    is_pool = False
+
     def __init__(
         self,
         name: str,
