@@ -149,7 +149,7 @@ class RequestRecord:
 
     @property
     def asks(self) -> bool:
-        """Whether its job waits for an answer that was not given yet."""
+        """Whether its job waits for an answer that has not been given yet."""
         return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
 
 

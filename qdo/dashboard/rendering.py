@@ -193,7 +193,7 @@ def line_chart(
     least_top: float = 1.0,
     span: tuple[float, float] | None = None,
 ) -> LineChart | None:
-    """Return the drawing of points in the order of time; None without two known values.
+    """Return a chart of points in the order of time; None with fewer than two values.
 
     :param gap_seconds: points that are further apart are not joined: nothing was read meanwhile.
     :param least_top: least value at the upper edge: an almost constant value makes a flat line.

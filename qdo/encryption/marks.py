@@ -83,8 +83,8 @@ class RowOpener:
 class OpenedRows:
     """Decrypts rows one after the other: an iterator for the loop that runs jobs.
 
-    A row that cannot be decrypted comes without body and headers, which no loop can decode, so
-    that its position is known where the error is handled.
+    A row that cannot be decrypted is yielded without body and headers. The loop fails to decode
+    it, and so knows its position when it handles the error.
 
     :ivar row: the last row as it is stored.
     :ivar fault: why it cannot be decrypted, None if it could be.

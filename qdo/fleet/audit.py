@@ -51,7 +51,7 @@ class AuditTrail:
         :raises AuditRefusedError: this account may not write entries; nothing is changed.
         """
         fleet = self._layout.fleet
-        # A transaction that is repeated keeps it, so its entry is written only once.
+        # A repeated transaction keeps this name, so its entry is written only once.
         name = entry_name(time.time(), secrets.token_hex(4))
 
         def entry(before: Values, after: Values) -> CreateOp:

@@ -2,7 +2,7 @@
 
 No process writes anything that a live, older one would misread. Each version of qdo has a level,
 which its component node shows. The node of the app has the level that all workers have. A feature
-that older versions would misread asks for it with `require_format_level`.
+that older versions would misread requires a level with `require_format_level`.
 
 The leader raises the level of the app in two steps, one period apart: it announces the next level,
 and then lists the workers again. A worker reads the node after its registration, and stops if its

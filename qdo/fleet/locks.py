@@ -282,7 +282,7 @@ class _Waiter:
 
     def wait_held(self, deadline: float | None) -> None:
         """Wait until the contender holds the lock, or has ended."""
-        # With a timeout of 0 it takes a moment to learn whether another contender is ahead.
+        # Even with a timeout of 0, it takes a moment to learn whether another contender is ahead.
         placed = None if deadline is None else max(deadline, clock() + TRY_SECONDS)
         self._connection.add(self.contender)
         while True:

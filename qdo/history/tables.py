@@ -151,7 +151,7 @@ def write_owners(connection: Connection, rows: Sequence[dict[str, Any]]) -> None
 
 
 def delete_older(connection: Connection, app: str, limit: float, actions_limit: float) -> None:
-    """Delete the rows of an app from before a Unix time; actions have one of their own."""
+    """Delete the rows of an app that are older than a Unix time; actions have their own limit."""
     minutes = MINUTES.c
     runs = RUNS.c
     actions = ACTIONS.c

@@ -414,12 +414,12 @@ class HistoryWriter:
     def _succeeded(self) -> None:
         if self.failing:
             self.failing = False
-            _log.info("history: %s is written again", self._shown)
+            _log.info("history: writing to %s again", self._shown)
 
     def _report_drops(self) -> None:
         if self.dropped and not self._reported_drops:
             _log.warning(
-                "history: the limit of kept rows is reached; further ones are counted and dropped"
+                "history: the limit on kept rows is reached; further rows are counted and dropped"
                 " until %s answers",
                 self._shown,
             )

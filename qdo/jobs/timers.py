@@ -80,7 +80,7 @@ class Timer:
         last = int(moment // 1)
         if not any(field.startswith("*") for field in cron.split()[:2]):
             times = CronSim(cron, datetime.fromtimestamp(last, zone))
-            # In the second pass of an hour, a time of day leads back to the first.
+            # When an hour repeats, a local time resolves to its first occurrence.
             return next(at for each in times if (at := int(each.timestamp())) > last)
         # cronsim gets local times without a zone: it passes over minutes where clocks change by
         # half an hour, and finds times that are left out at midnight.

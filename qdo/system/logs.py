@@ -236,7 +236,7 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
             done.release()
 
     def _write_line(self, fd: int, data: bytes, dropped: int) -> None:
-        """Write a line, behind the end of one that was cut off and the number of missing ones."""
+        """Write a line, after the rest of a truncated line and the count of missing lines."""
         if not data:
             return  # `flush` only waits for the lines before
         self._rest = self._write_all(fd, self._rest)

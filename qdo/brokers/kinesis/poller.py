@@ -204,7 +204,7 @@ class ShardPoller:
         return self.tip.complete_until(None if self._beginning is None else self._beginning.time)
 
     def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
-        """Return whether no message was missed although the record at `after` is gone."""
+        """Return whether every message was read, though the record at `after` is gone."""
         # Everything that arrived up to a known time was read. If the stream still keeps all records
         # that are younger, the record at `after` is only too old: the shard received nothing for
         # days. A stream that was created after that time is another stream of the same name.

@@ -66,7 +66,7 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET, Positions
 from qdo.text import describe
 
-# Attributes that mark a message with a pointer; their value is the size of its body in bytes.
+# Attributes of a message whose body is a pointer; their value is the size of the body in bytes.
 SIZE_MARKERS = ("ExtendedPayloadSize", "SQSLargePayloadSize")
 POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
 LEGACY_POINTER_CLASS = "com.amazon.sqs.javamessaging.MessageS3Pointer"

@@ -128,7 +128,7 @@ class Acquisition:
                 self.read(slot)
 
     def due(self) -> float:
-        """Return when `flush` has a node to read again, `inf` for never."""
+        """Return the time at which `flush` next has a node to read, or `inf`."""
         return min(self._read_at.values(), default=float("inf"))
 
     def flush(self) -> None:

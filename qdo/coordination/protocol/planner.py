@@ -12,8 +12,8 @@ Cost: O(Q + W log W) time, O(Q) space; nothing is sorted but the workers.
 `plan_filtered` plans if workers take only some of the queues. Workers with equal filters are a
 group; all filters that take every queue are equal. Queues that match the same groups are a class. A
 worker that an operator moved queues to is a group by itself, and those queues are a class that only
-this group takes. So they stay, and count as its load. First each class is distributed over the
-groups, then each group over its workers (`plan`).
+this group takes. So they stay, and count as its load. First each class is distributed among
+the groups, then the share of each group among its workers (`plan`).
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
 matchings for bipartite graphs and load balancing, 2006). As long as a queue can be passed on, from

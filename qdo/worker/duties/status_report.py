@@ -33,7 +33,7 @@ from qdo.worker.runs import Runs
 
 # How often the component node is refreshed, at least.
 REFRESH_SECONDS = 10.0
-# A dead worker is registered for a whole session timeout: `qdo workers` shows by the age of its
+# A dead worker stays registered for a whole session timeout: `qdo workers` shows by the age of its
 # report that it is silent.
 REPORTS_PER_SESSION = 3
 # At most this many queues are listed, those farthest behind: many clients read component nodes.

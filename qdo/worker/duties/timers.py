@@ -235,9 +235,7 @@ class TimerSender(LeaderDuty):
         node = replace(new, last=old.last, next=old.next, refused=reason, by=old.by or new.by)
         if node == old:
             return {}
-        _log.error(
-            "timer %s sends nothing, trying again every %g s: %s", name, RETRY_SECONDS, reason
-        )
+        _log.error("timer %s cannot send, retrying every %g s: %s", name, RETRY_SECONDS, reason)
         return {name: node}
 
     def _waits(self, member: Member, timer: Timer) -> bool:

@@ -135,7 +135,7 @@ class TurnWait:
 
 
 class Pending:
-    """A job that runs on another thread; `error`, None if it returned, is valid once it `ended`."""
+    """A job on another thread. Once `ended` is set, `error` is valid: None if the job returned."""
 
     def __init__(self, mailbox: LoopMailbox) -> None:
         self.error: BaseException | None = None

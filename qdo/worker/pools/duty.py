@@ -129,7 +129,7 @@ class PoolDuty(Duty):
         due = self._look(member, at_once)
         for pool in sorted(filter(self._is_mine, (self._named | due.keys()) - self._claims.keys())):
             self._claim(member, pool)
-        # What the last look found: the next one has not begun.
+        # This is the result of the last look, because the next one has not begun.
         self.quiet = all(own.at_tip() for own, _ in self._claims.values())
         ready = []
         for pool, (own, _) in list(self._claims.items()):

@@ -43,7 +43,7 @@ class Returner(LeaderDuty):
 
     Failed ones stay as dead letters do.
 
-    Two leaders do no harm: a request of a worker that is gone can only be given back.
+    Two leaders do no harm: all that either can do with such a request is to give it back.
     """
 
     name = "requests"

@@ -238,8 +238,8 @@ class SessionKeeper(threading.Thread):
             self._stopping.wait(pause)
 
 
-# Each time, the session gets its full timeout again. The client of the process loses its connection
-# by that, and connects again once its loop runs. No lease becomes longer: only the process itself
+# Each time, the session gets its full timeout again. This disconnects the client of the process,
+# which connects again once its loop runs. No lease becomes longer: only the process itself
 # renews its lease, when it has heard from the coordinator.
 def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
     """Attach to a session and leave it again; return whether it still exists.

@@ -295,7 +295,7 @@ def test_owners_have_limited_room(
     assert (len(recorder.owners.pending), writer.dropped) == (10, 15)
     writer.step()
     assert rows(url) == 10
-    assert sum("limit of kept rows" in each.getMessage() for each in caplog.records) == 1
+    assert sum("limit on kept rows" in each.getMessage() for each in caplog.records) == 1
 
 
 def test_a_failed_write_keeps_the_owners(url: str, writers: Writers) -> None:

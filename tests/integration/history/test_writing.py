@@ -286,7 +286,7 @@ def test_a_full_file_drops_rows_with_one_warning(
     assert (writer.failing, done(url)) == (False, 1 + 2 * 10_010 - writer.dropped)
     texts = [each.getMessage() for each in caplog.records]
     assert sum("cannot write" in each for each in texts) == 1
-    assert sum("limit of kept rows" in each for each in texts) == 1
+    assert sum("limit on kept rows" in each for each in texts) == 1
 
 
 def listen(writer: HistoryWriter, statements: list[str]) -> None:
