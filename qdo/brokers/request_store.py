@@ -35,7 +35,7 @@ class RequestStore(abc.ABC):
         :param connection: store them if, and only if, its transaction commits, as
             `Broker.send_within`.
         :raises RequestExistsError: a request of this id has another pool or body.
-        :raises UnsupportedError: `connection` is given, and the broker is no database of apps.
+        :raises UnsupportedError: `connection` is given, and the broker is not a database of apps.
         """
 
     @abc.abstractmethod

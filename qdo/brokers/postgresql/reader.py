@@ -103,7 +103,7 @@ class Fetches(GroupedCalls[Work]):
     # --- on the reading thread --------------------------------------------------------
 
     def spans(self, connection: PostgresqlConnection, after: int) -> list[tuple[int, int]]:
-        """Divide the positions behind `after`, so that a statement about a part opens few partitions."""
+        """Divide the positions behind `after`: a statement about a part opens few partitions."""
         now = time.monotonic()
         if self._listed is None or now - self._listed > LIST_SECONDS:
             self._spans = [last for (last,) in connection.execute(self._list)][:-1]

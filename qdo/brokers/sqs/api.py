@@ -134,7 +134,7 @@ class SqsApi:
 
     def look(self, queue: str) -> None:
         """Warn where messages wait although the owner holds none; raises nothing."""
-        # Polls that bring nothing are no error to SQS.
+        # Polls that bring nothing are not an error to SQS.
         try:
             count = self._queues.waiting(queue)
         except Exception as error:  # noqa: BLE001 - nothing depends on it

@@ -42,7 +42,7 @@ def limits() -> None:
 
     NAME is in `limits` of the app's jobs. Queues whose job names a limit that does not exist wait.
     WAITING is the number of permits that processes could use beyond their shares. Processes hand
-    out permits from memory, so the coordinator does not know how many are in use at any given moment.
+    out permits from memory, so the coordinator does not know how many are in use at any moment.
     """
 
 

@@ -89,7 +89,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), concat(system_identifier, ':',
             unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS may)
 FROM pg_control_system()
 """
-# Zxids from here on are no zxids: their successors would not fit.
+# Zxids from here on are not zxids: their successors would not fit.
 _END = 2**62
 _GRANTED = f"""
     least(greatest(%s, {MIN_TIMEOUT_SECONDS * 1000:.0f}), {MAX_TIMEOUT_SECONDS * 1000:.0f})"""

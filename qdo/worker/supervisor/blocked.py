@@ -190,7 +190,7 @@ class BlockedLoops:
         self._watched: dict[ChildProcess, _Watched] = {}
 
     def look(self, children: Collection[ChildProcess]) -> Iterator[tuple[ChildProcess, str]]:
-        """Keep the sessions of blocked children alive; yield each child to kill, with the reason."""
+        """Keep the sessions of blocked children alive; yield each child to kill, and why."""
         if time.monotonic() < self.next_at:
             return
         now = clock()
