@@ -234,14 +234,20 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
     )
 
 
+def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
+    """Mark a queue as deleted: its owner releases it, and no worker claims it.
+
+    :raises CorruptNodeError: the node cannot be read; writing it would lose its content.
+    """
+    return change_node(client, layout, queue, lambda node: _marked(queue, node, ()))
+
+
 def retire(
     client: Client, layout: Layout, queue: str, *, record: Record | None = None
 ) -> QueueNode:
     """Mark a queue as deleted that its broker no longer has; return the node before the change.
 
-    Its owner releases it with all its progress, and no worker claims it.
-
-    :raises CorruptNodeError: the node cannot be read; writing it would lose its content.
+    Its owner releases it with all its progress. Raises as `mark_deleted` does.
     """
 
     def change(node: QueueNode) -> QueueNode:

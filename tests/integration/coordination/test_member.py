@@ -166,7 +166,7 @@ def test_a_corrupt_node_is_not_marked_as_deleted(outsider: Client) -> None:
     """Marking would write the node, and its readable parts would be lost."""
     outsider.create(LAYOUT.queue("broken"), b'{"last": "12x"}', makepath=True)
     with pytest.raises(CorruptNodeError) as raised:
-        operator.retire(outsider, LAYOUT, "broken")
+        operator.mark_deleted(outsider, LAYOUT, "broken")
     assert raised.value.details["queue"] == "broken"
     assert outsider.get(LAYOUT.queue("broken"))[0] == b'{"last": "12x"}'
 
@@ -178,7 +178,7 @@ def test_a_deleted_queue_is_released_until_it_is_reset(
     fleet.join()
     fleet.create_queues(["short-lived"])
     fleet.wait(lambda: fleet.balanced(1), "the queue is owned")
-    operator.retire(outsider, LAYOUT, "short-lived")
+    operator.mark_deleted(outsider, LAYOUT, "short-lived")
     path = LAYOUT.queue("short-lived")
     fleet.wait(lambda: not QueueNode.parse(outsider.get(path)[0]).owner, "it is released")
     assert not fleet.owned()
