@@ -1,4 +1,4 @@
-"""The programs `qdo`, which is also ``python -m qdo``, and `qdo-worker`."""
+"""The programs `qdo` (also ``python -m qdo``) and `qdo-worker`."""
 
 from __future__ import annotations
 

@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-# Grows when this program writes something to the coordinator that older ones would misread.
+# Increases when this program writes data to the coordinator that older programs would misread.
 FORMAT_LEVEL = 1

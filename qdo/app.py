@@ -1,8 +1,9 @@
-"""An app: its jobs, its hooks, its settings, and sending messages."""
+"""An app: its jobs, its hooks, its settings, and the messages that it sends."""
 
 from __future__ import annotations
 
-# Once the main thread has ended, it cannot be imported, and other threads may still use the app.
+# Python cannot import this module after the main thread has ended, and other threads may still use
+# the app then.
 import concurrent.futures.thread  # noqa: F401
 import contextlib
 import fnmatch
@@ -43,7 +44,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class OutboxTable(Protocol):
-    """An outbox whose messages an app's workers send; see `qdo.outbox.Outbox`."""
+    """An outbox; the workers of the app send its messages. See `qdo.outbox.Outbox`."""
 
     @property
     def table(self) -> Any: ...
@@ -68,8 +69,8 @@ class App(OperatorCalls, RequestCalls):
     <App 'mail' with 0 jobs>
 
     :param name: name of its znode.
-    :param job_context: makes the context manager whose value jobs get as their second
-        argument; entered once per worker. It may be a generator function with one ``yield``.
+    :param job_context: returns a context manager, whose value is the second argument of jobs. Each
+        worker enters it once. It may be a generator function with one ``yield``.
     :param job_failure: called as ``job_failure(message, context, error)`` after every failed
         attempt.
     :param settings: settings by name, such as ``broker="sqlite:/var/lib/qdo/messages.db"``;
@@ -80,8 +81,8 @@ class App(OperatorCalls, RequestCalls):
     Any number of threads and greenlets may use an app. After a fork the child opens its own
     connection to the broker. Calls raise UsageError for values that are not valid. Documents,
     locks, limits, sections, `register` and `live` need the coordinator: they raise
-    CoordinatorUnreachableError if it does not respond, and SharedNameError if a name cannot be
-    part of a znode's path.
+    CoordinatorUnreachableError if it does not respond, and SharedNameError if a name cannot be part
+    of the path of a znode.
     """
 
     def __init__(
@@ -134,22 +135,24 @@ class App(OperatorCalls, RequestCalls):
         >>> @app.job("mail-*", policy=qdo.Policy(attempts=3))
         ... def deliver(message, context): ...
 
-        :param queues: a glob; of several that match, the one with most literal characters wins.
-        :param executor: "greenlet", "thread" or "process", by default the setting `executor`; an
+        :param queues: a glob. If several match, the glob with the most literal characters wins.
+        :param executor: "greenlet", "thread" or "process", by default the setting `executor`. An
             ``async def`` function runs on an asyncio loop.
         :param timeout_seconds: how long one message may take; see "Executors and deadlines".
         :param memory_mib: resident memory at which a job's process is killed.
         :param recycle_after: number of messages after which a job's process is replaced.
-        :param policy: the consequences of failed attempts. The setting `policies` overrides it;
-            values that it does not give are those of `attempts` and the backoff settings.
-        :param order: which messages of a queue wait for each other: all of them ("queue"), those
-            of the same key ("key"), or none ("none"); or the most urgent first ("priority").
+        :param policy: the consequences of failed attempts. The setting `policies` overrides it.
+            Missing values come from `attempts` and the backoff settings.
+        :param order: which messages of a queue wait for each other: all messages ("queue"),
+            messages with the same key ("key"), or none ("none"). "priority" runs the most urgent
+            first.
         :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: how long an incomplete batch waits for more messages.
-        :param limits: names of limits of the fleet; a call needs a permit of each.
-        :param per_queue_rate: how often each queue may start a message, such as "5/s".
-        :param pool: it runs requests of these names on any worker, and returns results.
+        :param limits: names of limits of the fleet; each call of the job needs a permit from every
+            limit.
+        :param per_queue_rate: the rate at which each queue may start messages, such as "5/s".
+        :param pool: the job runs requests with these names on any worker, and returns results.
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
@@ -180,7 +183,7 @@ class App(OperatorCalls, RequestCalls):
         return tuple(self._jobs)
 
     def job_for(self, queue: str) -> Job | None:
-        """Return the job for a queue, None if there is none."""
+        """Return the job for a queue, or None."""
         for job in self._jobs:
             if fnmatch.fnmatchcase(queue, job.queues):
                 return job
@@ -191,16 +194,16 @@ class App(OperatorCalls, RequestCalls):
     def register(self) -> None:
         """List this process in `qdo workers --all` until `close`, as workers are listed.
 
-        For web servers and others that send. It opens a connection to the coordinator, which locks
-        use as well; a forked child registers itself.
+        For web servers and other senders. It opens a connection to the coordinator, which locks use
+        as well. A forked child must register itself.
         """
         self._registration.get()
 
     @property
     def live(self) -> Settings:
-        """The settings in force in this process now, with the live settings of the app.
+        """The current settings of this process, with the live settings of the app.
 
-        Outside of workers the first use connects to the coordinator.
+        Outside workers, the first use connects to the coordinator.
         """
         return self._live.get().now
 
@@ -225,16 +228,17 @@ class App(OperatorCalls, RequestCalls):
         reason: str = "",
         timeout_seconds: float | None = None,
     ) -> AbstractContextManager[HeldLock]:
-        """Hold a lock of the app during a ``with`` block, in one process at a time.
+        """Hold a lock of the app during a ``with`` block; one process at a time holds it.
 
         >>> with app.lock("report", reason="monthly report") as lock:
         ...     lock.valid
         True
 
-        :param shared: hold it together with other shared holders, but not with an exclusive one.
+        :param shared: hold it together with other shared holders, but never with an exclusive
+            holder.
         :param reason: shown by `qdo locks`, up to 200 characters.
-        :param timeout_seconds: how long to wait for it; None: forever.
-        :raises LockTimeoutError: it is not free in time.
+        :param timeout_seconds: how long to wait for the lock; None: forever.
+        :raises LockTimeoutError: the lock was not free in time.
         """
         from qdo.fleet.locks import held_lock
 
@@ -247,17 +251,17 @@ class App(OperatorCalls, RequestCalls):
         rate: str | None = None,
         timeout_seconds: float | None = None,
     ) -> PermitAsk:
-        """Have a permit of each of these limits during a ``with`` block, or `try_acquire` them.
+        """Hold a permit of each limit during a ``with`` block, or `try_acquire` the permits.
 
         >>> with app.limit("crm", timeout_seconds=5):
         ...     print("call the CRM")
         call the CRM
 
-        :param max: declare the limit, with this number of permits in the fleet: workers create it
-            when they start, and what an operator sets instead stays.
+        :param max: declare the limit, with this number of permits in the fleet. Workers create the
+            limit when they start; a value that an operator has set stays.
         :param rate: declare the limit, with this number of starts in the fleet, such as "20/s".
-        :param timeout_seconds: how long a ``with`` block waits for them; None: forever.
-        :raises LimitTimeoutError: there are none in time.
+        :param timeout_seconds: how long a ``with`` block waits for the permits; None: forever.
+        :raises LimitTimeoutError: not all permits were free in time.
         :raises LimitNotFoundError: the limit does not exist.
         """
         from qdo.fleet.permits import PermitAsk
@@ -280,8 +284,8 @@ class App(OperatorCalls, RequestCalls):
     ) -> AbstractContextManager[Section]:
         """Pause queues in the whole fleet during a ``with`` block.
 
-        It begins once no message of these queues is in flight anywhere, and ends with the block or
-        with this process.
+        The block begins once no message of these queues is in flight anywhere. The pause ends with
+        the block or with this process.
 
         >>> with app.exclusive("mail-*", reason="migration") as section:
         ...     section.valid
@@ -291,7 +295,7 @@ class App(OperatorCalls, RequestCalls):
         :param reason: shown by `qdo pause --list` and `qdo queues`.
         :param timeout_seconds: how long to wait for the messages in flight, and for sections that
             pause the same queues.
-        :raises PauseNotObeyedError: they were not paused in time; they continue.
+        :raises PauseNotObeyedError: the queues did not pause in time; they continue.
         """
         from qdo.fleet.locks import held_section
 
@@ -306,7 +310,7 @@ class App(OperatorCalls, RequestCalls):
     ) -> Iterator[None]:
         """Keep documents, locks or live settings elsewhere until the block ends.
 
-        For workers, whose settings come over their own connection, and for `qdo.testing`.
+        For `qdo.testing`, and for workers, which receive settings over their own connections.
         """
         with contextlib.ExitStack() as stack:
             if documents is not None:
@@ -318,7 +322,7 @@ class App(OperatorCalls, RequestCalls):
             yield
 
     def close(self) -> None:
-        """Close the connections of the app; using it again opens them again."""
+        """Close the connections of the app; the next use of the app opens them again."""
         super().close()
         self._registration.close()
         self._documents.connection.close()
@@ -341,13 +345,13 @@ class App(OperatorCalls, RequestCalls):
     def middleware(
         self, function: _Function | None = None, *, jobs: Around = "all"
     ) -> _Function | Callable[[_Function], _Function]:
-        """Register the decorated function: it runs around the call of every job.
+        """Register the decorated function as a middleware, which runs around the call of every job.
 
-        It is called as ``function(call_next, message, context)`` and runs the next middleware, or
-        the job, with ``call_next(message, context)``. The first one registered is outermost. If
-        it does not call ``call_next``, the message is done without its job; if it raises, the
-        attempt ends with that exception. It runs where the job runs: in its thread, in its
-        process, on the asyncio loop.
+        The worker calls ``function(call_next, message, context)``. The function runs the next
+        middleware, or the job, with ``call_next(message, context)``. The first registered
+        middleware is outermost. If it does not call ``call_next``, the message is done and its job
+        does not run. If it raises an exception, the attempt ends with that exception. It runs where
+        the job runs: in the same thread, process or asyncio loop.
 
         :param jobs: "sync" for ``def`` jobs only, "async" for ``async def`` jobs only; the
             middleware must be of the same kind.
@@ -368,10 +372,10 @@ class App(OperatorCalls, RequestCalls):
         return hook
 
     def observer(self, hook: _Function) -> _Function:
-        """Register the decorated function: it is called with a `qdo.Event` for each attempt.
+        """Register the decorated function, which is called with a `qdo.Event` for each attempt.
 
-        There may be several. An observer runs in the turn of the queue and should be fast; an
-        exception in it is logged and has no other effect.
+        An app may have several observers. An observer delays its queue while it runs, so it should
+        be fast. The worker logs an exception of an observer, and continues.
         """
         check_hook(hook, ("event",), "observer")
         self.hooks.observers.append(hook)

@@ -1,24 +1,24 @@
-"""Exponential backoff: the one place where delays between attempts grow."""
+"""Exponential backoff: the only code that computes growing delays between attempts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# 2 ** 62 times any delay is beyond every maximum; far larger exponents overflow a float.
+# 2 ** 62 times any delay exceeds every maximum; much larger exponents overflow a float.
 _MAX_EXPONENT = 62
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays that double from failure to failure up to a maximum, with random jitter.
+    """Delays that double after each failure up to a maximum, with random jitter.
 
     The jitter keeps clients that failed together from retrying together; see "Exponential
     Backoff And Jitter", AWS Architecture Blog, 2015.
 
     :ivar first_seconds: the delay after the first failure, before jitter.
-    :ivar max_seconds: no delay is longer.
-    :ivar jitter: the share of a delay that is random, from 0 to 1: 1 gives a delay from 0 to
-        its full length, 0.5 one from half its length.
+    :ivar max_seconds: the maximum delay.
+    :ivar jitter: the random share of a delay, from 0 to 1. 1 gives a delay between 0 and its full
+        length; 0.5 gives at least half its length.
     """
 
     first_seconds: float

@@ -1,4 +1,4 @@
-"""Checks of functions that apps hand over, when they are registered and when they return."""
+"""Check the functions of apps when they are registered and when they return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAZY = (CoroutineType, GeneratorType, AsyncGeneratorType)
 def check_hook(
     function: Any, arguments: tuple[str, ...], role: str, *, may_be_async: bool = False
 ) -> None:
-    """Raise UsageError unless `function` can be called as a hook and runs when it is called."""
+    """Raise UsageError unless `function` accepts a hook's arguments and runs synchronously."""
     check_call(function, arguments, role)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
@@ -26,7 +26,7 @@ def check_hook(
 
 
 def check_plain(function: Any, role: str) -> None:
-    """Raise UsageError if calling `function` returns a coroutine: qdo would not await it."""
+    """Raise UsageError if `function` returns a coroutine, which qdo would not await."""
     if is_async(function) or inspect.isasyncgenfunction(function):
         raise UsageError(
             reason=f"{role} {describe_callable(function)} is 'async def' and would never run; "
@@ -35,7 +35,7 @@ def check_plain(function: Any, role: str) -> None:
 
 
 def is_async(function: Any) -> bool:
-    """Return whether calling a function, or an object, returns a coroutine."""
+    """Return whether a call of a function or object returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - the question is its kind
     )
@@ -43,11 +43,11 @@ def is_async(function: Any) -> bool:
 
 def check_done(result: Any, function: Any, role: str) -> None:
     """Raise UsageError if a function returned work that has not been done."""
-    # A decorator, a lambda or a partial hides from `check_job` that a call returns a coroutine or
-    # a generator: a message would be done although no line of its job has run.
+    # If a decorator, lambda or partial returns a coroutine or generator, `check_job` cannot see it.
+    # Then a message would be done before any line of its job has run.
     if isinstance(result, _LAZY) or hasattr(type(result), "__await__"):
         if isinstance(result, (CoroutineType, GeneratorType)):
-            result.close()  # otherwise Python warns of a coroutine that was never awaited
+            result.close()  # otherwise Python warns about an unawaited coroutine
         raise UsageError(
             reason=f"{role} {describe_callable(function)} must return once its work is done, got "
             f"an unfinished {type(result).__name__}; write it, and its decorators, with "
@@ -56,7 +56,7 @@ def check_done(result: Any, function: Any, role: str) -> None:
 
 
 def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
-    """Raise UsageError unless `function`, in this role, accepts these positional arguments."""
+    """Raise UsageError unless `function` accepts the positional arguments for its role."""
     wanted = f"({', '.join(arguments)})"
     if not callable(function):
         raise UsageError(reason=f"{role} must be a function, got {function!r}")

@@ -15,22 +15,22 @@ from qdo.errors import UsageError
 
 # The largest body that brokers store in a file or in memory.
 MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
-# The largest JSON that a worker decodes by default: in a quarter of a second at most.
+# The largest JSON that a worker decodes by default, which takes at most a quarter of a second.
 DEFAULT_BODY_BYTES = 4 * 1024 * 1024
 # The Unix time of the last second that Python can write as a date, in the year 9999.
 MOST_TIME = 253402300799.0
 
 # Prefix of qdo's own headers; a sender's headers with this prefix are not stored.
 RESERVED = "qdo-"
-# Id of a message whose position has changed since it was sent.
+# The id of a message whose position has changed since it was sent.
 ID = "qdo-id"
-# Proof that qdo wrote the id, see `qdo.encryption.marks`.
+# The proof that qdo wrote the id, see `qdo.encryption.marks`.
 MARK = "qdo-mark"
-# Unix time at which a message was sent whose position is later: delayed, or from an outbox.
+# The Unix send time of a message with a later position: a delayed message, or one from an outbox.
 SENT = "qdo-sent"
 # Unix time until which a message was delayed.
 DUE = "qdo-due"
-# How often a dead letter was sent again.
+# The number of times that a dead letter was sent again.
 RETRIED = "qdo-retried"
 CONTENT_TYPE = "content-type"
 # Content type of bytes if the sender does not specify one.
@@ -43,12 +43,12 @@ _UNREADABLE = "qdo cannot read it: "
 _JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
-# Accepts NaN, Infinity and repeated keys, too, which other programs send on purpose.
+# Also accepts NaN, Infinity and repeated keys, which other programs send on purpose.
 _decode_foreign = json.JSONDecoder().decode
 
 
 def strict_json(value: Any) -> bytes:
-    """Return the JSON of a value; raise ValueError if a part of it would not arrive as it is."""
+    """Return the JSON of a value; raise ValueError if a part of it would not arrive unchanged."""
     try:
         data = _dumps(value, allow_nan=False).encode()
         _check_types(value)
@@ -61,7 +61,7 @@ def _check_types(body: Any) -> None:
     """Raise TypeError for a part that ujson silently converts."""
     # ujson rounds Decimal to float, turns keys into text, and calls `__json__` and `toDict`.
     waiting = [body]
-    for value in waiting:  # grows meanwhile
+    for value in waiting:  # the loop appends to it
         if type(value) in _PLAIN:
             continue
         if isinstance(value, dict):
@@ -122,16 +122,16 @@ def is_deeper(value: Any, most: int) -> bool:
 
 
 class JsonText(bytes):
-    """A body that is already JSON; it is stored as it is."""
+    """A body that is already JSON, and is stored unchanged."""
 
 
 def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[bytes, str | None]:
     """Return body and headers as they are stored.
 
-    Bytes are stored unchanged, with a content type that marks them as bytes; everything else as
-    JSON.
+    Bytes are stored unchanged, with a content type that marks them as bytes. All other bodies are
+    stored as JSON.
 
-    :raises UsageError: JSON cannot hold the body, headers are not text, or contradict the body.
+    :raises UsageError: JSON cannot hold the body, or headers are not text or contradict the body.
     """
     if isinstance(body, bytes | bytearray | memoryview):
         if type(body) is not JsonText:
@@ -153,7 +153,7 @@ def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[b
 
 
 def encode_body(queue: str, body: Any) -> bytes:
-    """Return the JSON of a body; raise UsageError for one that would not arrive as it is."""
+    """Return the JSON of a body; raise UsageError if it would not arrive unchanged."""
     try:
         return strict_json(body)
     except ValueError as error:
@@ -165,7 +165,7 @@ def encode_body(queue: str, body: Any) -> bytes:
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers without qdo's own: a job may pass on those of its message."""
+    """Return headers without qdo's own, because a job may forward the headers of its message."""
     plain = dict(headers)
     if not all(isinstance(item, str) for pair in plain.items() for item in pair):
         raise UsageError(
@@ -192,8 +192,8 @@ def is_json(kind: str) -> bool:
 
 def with_body_kind(body: bytes, headers: str | None) -> str | None:
     """Return the stored headers of a message that another program may have sent."""
-    # A body that is not JSON is bytes, unless a header says what it is. An encrypted one may be
-    # either; its content type is within.
+    # A body that is not JSON is bytes, unless a header states its type. An encrypted body may be
+    # either; its content type is encrypted as well.
     if is_json_text(body) or key_id_of(body) is not None:
         return headers
     decoded = parsed(headers)
@@ -203,7 +203,7 @@ def with_body_kind(body: bytes, headers: str | None) -> str | None:
 
 
 def key_id_of(body: bytes) -> str | None:
-    """Return the id of the key that encrypted a body, None for a body in clear."""
+    """Return the id of the key that encrypted a body, None for an unencrypted body."""
     match = _SEALED_FORM.match(body) if body.startswith(SEALED) else None
     return None if match is None else match[1].decode()
 
@@ -214,7 +214,7 @@ def is_json_text(body: bytes) -> bool:
         return False
     try:
         try:
-            # ujson would take "-" for 0 and 01 for 1. This takes 1 us more for a small body.
+            # ujson accepts "-" as 0 and 01 as 1. This decoder takes 1 us longer for a small body.
             _decode_foreign(body.decode())
         except RecursionError:  # the depth of its caller counts, too
             ujson.loads(body)
@@ -241,7 +241,7 @@ def decoded_headers(text: str | None) -> dict[str, Any] | None:
 
 
 def _texts(decoded: dict[str, Any]) -> dict[str, str]:
-    """Return headers as text that UTF-8 can encode; a value that is not text as its JSON."""
+    """Return headers as UTF-8 text; a value that is not text becomes its JSON."""
     try:
         "".join([*decoded, *decoded.values()]).encode()
         return decoded
@@ -250,7 +250,7 @@ def _texts(decoded: dict[str, Any]) -> dict[str, str]:
 
 
 def text_headers(decoded: Mapping[str, Any], written: str) -> str:
-    """Return the headers of another program, of which `written` is the JSON, as JSON of texts."""
+    """Return the headers of another program as JSON of texts; `written` is their original JSON."""
     plain = dict(decoded)
     texts = _texts(plain)
     return written if texts is plain and is_utf8(written) else _dumps(texts)
@@ -280,14 +280,14 @@ def is_utf8(text: str) -> bool:
 
 
 def unreadable(reason: str) -> str:
-    """Return stored headers for a message that its broker delivers, but qdo cannot read."""
-    # No worker can decode JSON that is text: the message's policy ends it at once, with this
-    # reason, and the messages beside it continue.
+    """Return stored headers for a message that its broker delivers but qdo cannot read."""
+    # No worker can decode headers whose JSON is a text. So the message's policy ends the message at
+    # once, with this reason, and other messages continue.
     return json.dumps(_UNREADABLE + reason)
 
 
 def undecodable_headers(text: str | None) -> str:
-    """Return headers that are not a JSON object in a form that no worker decodes."""
+    """Return headers that are not a JSON object, in a form that no worker decodes."""
     written = text or ""
     try:
         decoded = ujson.loads(written)
@@ -295,7 +295,7 @@ def undecodable_headers(text: str | None) -> str:
         return written
     if decoded:
         return written
-    # A worker would take `null` and `0` for a message without headers.
+    # A worker would treat `null` and `0` as the headers of a message without headers.
     return unreadable(f"its headers must be a JSON object, got {written:.100}")
 
 
@@ -318,14 +318,14 @@ def stored_time(headers: Mapping[str, str], name: str) -> float | None:
         seconds = float(headers[name])
     except (KeyError, TypeError, ValueError):
         return None
-    # Other producers may write any number; code that formats dates could not bear it.
+    # Other producers may write any number, and date formatting fails for some numbers.
     return seconds if 0 <= seconds <= MOST_TIME else None
 
 
 def with_header(text: str | None, **changed: str | None) -> str | None:
-    """Return stored headers with changed ones; text that cannot be decoded is unchanged.
+    """Return stored headers with changes; undecodable text stays unchanged.
 
-    :param changed: by name, with `_` instead of `-`; None removes a header.
+    :param changed: values by name, with `_` instead of `-`; None removes a header.
     """
     decoded = parsed(text)
     if decoded is None:
@@ -335,6 +335,6 @@ def with_header(text: str | None, **changed: str | None) -> str | None:
 
 
 def with_missing(text: str | None, headers: Mapping[str, str]) -> str | None:
-    """Return stored headers with those of `headers` that they lack; undecodable text unchanged."""
+    """Add the missing `headers` to stored headers; undecodable text stays unchanged."""
     decoded = parsed(text)
     return text if decoded is None else _dumps({**headers, **decoded})

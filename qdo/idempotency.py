@@ -1,21 +1,21 @@
 """Idempotent writes: a repeated or late write changes nothing.
 
-A message may run again after a crash, and a frozen worker may write after its queue has a new
-owner (see the page "Idempotency" of the documentation). Only the database that stores the write
-can distinguish both from a first run, and only if the proof is in the same transaction as the
-write. There are two kinds of proof:
+A message may run again after a crash. A frozen worker may write after its queue has a new owner
+(see the page "Idempotency" of the documentation). Only the database that stores the write can
+recognize both cases, and only with a proof in the transaction of the write. There are two kinds of
+proof:
 
 - `FencedWrites`: one row per queue with the fence and the position of its last write. The table
-  does not grow, and writes of former owners are rejected as well. It requires the order of the
-  queue and stable positions: not for SQS.
-- `ProcessedMessages`: one row per message id. It requires no order, and recognizes a message with
-  a new position, such as a dead letter that is sent again. The table grows; old rows can be
-  deleted by age.
+  does not grow, and writes of former owners are rejected as well. It requires an ordered queue with
+  stable positions, so it does not support SQS.
+- `ProcessedMessages`: one row per message id. It requires no order. It also recognizes a message
+  with a new position, such as a dead letter that was sent again. The table grows; the app can
+  delete old rows.
 
-Apps may share a table: the name of the app is in its key, as in `message.app`. Both kinds work in a
-transaction of the app: in a SQLAlchemy session or connection, in a connection of
-psycopg 3, or in one of the standard library's sqlite3. The SQL is common to SQLite and PostgreSQL.
-SQLAlchemy is only imported for its own sessions (``pip install -e '.[sql]'``).
+Apps may share a table, because its key contains the name of the app (`message.app`). Both kinds
+work in a transaction of the app: a SQLAlchemy session or connection, or a connection of psycopg 3
+or of the standard library's sqlite3. SQLite and PostgreSQL use the same SQL. SQLAlchemy is only
+imported for its own sessions (``pip install -e '.[sql]'``).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ WHERE conrelid = to_regclass(:table) AND contype = 'p'
 
 
 class Write(enum.Enum):
-    """The decision about a write; true only if the write may be made.
+    """The decision about a write; only NEW is true, and allows the write.
 
-    NEW: neither this message nor a later one was written: write.
-    REPEATED: this message was written before: change nothing, the message is done.
-    STALE: another worker has claimed the queue and written since: change nothing. The new owner
-    runs the message, or already ran it.
+    NEW: neither this message nor a later message was written. The job writes. REPEATED: this
+    message was written before. The job changes nothing; the message is done. STALE: another worker
+    has since claimed the queue and written. The job changes nothing. The new owner runs the
+    message, or has already run it.
     """
 
     NEW = "new"
@@ -76,8 +76,8 @@ class ProofTable:
     """A table in the app's database that proves which messages were processed.
 
     :param table: its name, of letters, digits and underscores.
-    :param columns: those behind `app`.
-    :param key: those of the primary key behind `app`.
+    :param columns: the columns after `app`.
+    :param key: the columns of the primary key after `app`.
     :ivar schema: the statement that creates the table, for tools that create all tables of an app.
     """
 
@@ -93,12 +93,12 @@ class ProofTable:
         self.schema = f"CREATE TABLE IF NOT EXISTS {table} {self._columns}"
         self._apps: set[str] = set()
         """Those that have used the table, as it is now, in this process."""
-        self._changed = False  # of an older version by this process; a rollback may undo that
+        self._changed = False  # this process migrated an old table; a rollback may undo it
 
     def create(self, session: SqlSession) -> None:
         """Create the table unless it exists; call it where the app creates its own tables.
 
-        A table of an older version gets the column `app`.
+        The call adds the column `app` to a table of an older version.
         """
         execute(session, self.schema, {})
         self._add_app(session)
@@ -108,7 +108,8 @@ class ProofTable:
         if app in self._apps:
             return
         self._add_app(session)
-        # Rows from before the column `app` become those of the first app that uses the table.
+        # Rows that are older than the column `app` are assigned to the first app that uses the
+        # table.
         adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # noqa: S608 - __init__ checks it
         if execute(session, adopt, {"app": app}).rowcount:
             self._changed = True
@@ -116,7 +117,7 @@ class ProofTable:
             self._apps.add(app)
 
     def _only_app(self, session: SqlSession, app: str | None) -> str:
-        """Return the app, or that of the table's rows; raise UsageError if these are of several."""
+        """Return the given app, or the only app in the table; raise UsageError for several apps."""
         self._add_app(session)
         if app is not None:
             return app
@@ -163,8 +164,8 @@ class FenceTable(ProofTable):
     def reset_fences(self, session: SqlSession, app: str | None = None) -> int:
         """Reset every fence of an app but no position; return the number of rows.
 
-        For an app that moves to another coordinator, whose fences may be smaller. No worker may
-        be running.
+        For an app that moves to another coordinator, whose fences may be smaller. Stop all workers
+        first.
 
         :param app: the app as in `message.app`; needed if the table has rows of several.
         """
@@ -194,8 +195,8 @@ class FencedWrites(FenceTable):
             SET fence = excluded.fence, position = excluded.position
             WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
         """  # noqa: S608 - __init__ checks it
-        # Even a repetition shows that the queue has a new owner. From here on its former owner,
-        # which may be ahead of the recorded progress, is rejected.
+        # Even a repeated message proves that the queue has a new owner. From now on the former
+        # owner, which may be ahead of the recorded progress, is rejected.
         self._take_over = f"""
             UPDATE {table} SET fence = :fence
             WHERE app = :app AND queue = :queue AND part = :part AND fence < :fence
@@ -208,16 +209,16 @@ class FencedWrites(FenceTable):
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
         """Decide whether to write this message, and record the decision.
 
-        Call it first in the transaction of the write: both are committed together, or neither.
-        The row stays locked until the end of the transaction: two owners decide one after the
+        Call it first in the transaction of the write. Then both are committed together, or neither.
+        The row stays locked until the end of the transaction, so two owners decide one after the
         other.
 
-        :param part: a part of the queue with its own order, such as the message's key if keys
+        :param part: a part of the queue with a separate order, such as the message's key if keys
             run in parallel, or the name of one of several sinks.
         :raises UsageError: `part` has more than 200 characters, or the session commits each
-            statement by itself.
-        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message
-            gets a new position for each delivery, as with SQS.
+            statement separately.
+        :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message gets
+            a new position for each delivery, as with SQS.
         """
         check_proof(session, message)
         if len(part) > MAX_NAME:
@@ -264,12 +265,12 @@ class ProcessedMessages(ProofTable):
         self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # noqa: S608 - __init__ checks it
 
     def record(self, session: SqlSession, message: Message) -> bool:
-        """Record that the message is done; if it returns False, it was done before: write nothing.
+        """Record that the message is done; return False if it was done before: then write nothing.
 
-        Call it first in the transaction of the message's effects: both are committed together,
+        Call it first in the transaction of the message's effects. Then both are committed together,
         or neither.
 
-        :raises UsageError: the session commits each statement by itself.
+        :raises UsageError: the session commits each statement separately.
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL.
         """
         _check_transaction(session)
@@ -279,10 +280,11 @@ class ProcessedMessages(ProofTable):
         return bool(execute(session, self._record, row).rowcount)
 
     def forget(self, session: SqlSession, older_than_seconds: float, app: str | None = None) -> int:
-        """Delete the rows of an app that are older than this age; return their number.
+        """Delete the rows of an app that are older than an age; return their number.
 
-        A message that is delivered again after that counts as new. Keep rows for as long as the
-        broker keeps messages (`retention_seconds`) and dead letters may be sent again.
+        If a message is delivered again after its row was deleted, it counts as new. Keep rows as
+        long as the broker keeps messages (`retention_seconds`) and operators may resend dead
+        letters.
 
         :param app: the app as in `message.app`; needed if the table has rows of several.
         """
@@ -311,7 +313,7 @@ def _check_transaction(session: SqlSession) -> None:
     """Raise UsageError if the proof would be committed without the write."""
     driver = session
     if not isinstance(session, sqlite3.Connection) and not _is_psycopg(session):
-        _dialect(session)  # an error for what is no session
+        _dialect(session)  # raises an error unless it is a session
         bound = session.connection() if hasattr(session, "get_bind") else session
         driver = bound.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):

@@ -1,8 +1,9 @@
-"""Receivers of webhooks: a request is verified, stored, and only then acknowledged.
+"""Receive webhooks: verify a request, store it, and only then acknowledge it.
 
-A receiver has no state. If it dies before the store, the sender gets no answer and repeats; after
-it, the broker knows the deduplication key of the repetition. The key comes from signed bytes:
-a reader of a webhook can repeat it with other headers, but not sign another body.
+A receiver has no state. If it dies before it stores a request, the sender gets no answer and
+repeats the request. If it dies later, the broker recognizes the repetition by its deduplication
+key. The key comes from signed bytes, because an attacker who has read a webhook can change its
+headers, but cannot sign another body.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def wsgi(app: Sender) -> WebhookEndpoints:
-    """Return a WSGI app that receives the webhooks of an app, to be served or mounted.
+    """Return a WSGI app that receives the webhooks of an app, to serve or mount.
 
     :raises UsageError: the app has no webhook, or a secret is missing or invalid.
     """
@@ -61,7 +62,7 @@ class WebhookEndpoints:
         return self._answer(environ, self._status(environ))({}, start_response)
 
     def admit(self, environ: Mapping[str, Any]) -> Admission:
-        """Judge a request by its head, before a server reads its body."""
+        """Accept or reject a request by its head, before a server reads the body."""
         status = self._status_of_head(environ)
         if status is not None:
             return Admission(self._answer(environ, status))
@@ -69,10 +70,10 @@ class WebhookEndpoints:
         return Admission(None, webhook.max_bytes, webhook.queue)
 
     def _answer(self, environ: Mapping[str, Any], code: int) -> WsgiApp:
-        """Count a status, and return the app that answers with it."""
+        """Count a status, and return a WSGI app that answers with this status."""
         status = HTTPStatus(code)
         path = environ.get("PATH_INFO", "")
-        if status != 200:  # the health checks of a balancer
+        if status != 200:  # skip health checks of a load balancer
             with self._lock:
                 self._counts[path if path in self._app.webhooks else "other paths", status] += 1
         more = [each for code, each in _MORE_HEADERS.items() if code == status]
@@ -86,7 +87,7 @@ class WebhookEndpoints:
         return answer
 
     def _status_of_head(self, environ: Mapping[str, Any]) -> int | None:
-        """Return the status of a request whose body tells nothing more, None for others."""
+        """Return the status of a request if its head decides it, else None."""
         path = environ.get("PATH_INFO", "")
         webhook = self._app.webhooks.get(path)
         if webhook is None:
@@ -108,7 +109,7 @@ class WebhookEndpoints:
         webhook = self._app.webhooks[path]
         headers = _headers_of(environ)
         body = environ["wsgi.input"].read(length)
-        if len(body) != length:  # some servers pass on what a client sent before it went
+        if len(body) != length:  # some servers forward incomplete bodies
             return 400
         if not SCHEMES[webhook.verify].verifies(self._keys[path], headers, body, time.time()):
             return 401
@@ -119,7 +120,7 @@ class WebhookEndpoints:
         kind = headers.get(CONTENT_TYPE, "")
         is_value = (is_json(kind) or not kind) and is_json_text(body)
         names = SCHEMES[webhook.verify].passed_on
-        if is_value or not is_json(kind):  # a body that only claims to be JSON becomes bytes
+        if is_value or not is_json(kind):  # a body that falsely claims to be JSON becomes bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
         message = NewMessage(webhook.queue, JsonText(body) if is_value else body, headers=kept)
@@ -150,7 +151,7 @@ class WebhookEndpoints:
         self._app._store_once([build_outgoing(message)], [digest], on_unsupported)
 
     def log_counts(self) -> None:
-        """Log how many requests got each answer since the last call, if any did."""
+        """Log the number of requests with each status since the last call, if there were any."""
         with self._lock:
             counts = sorted(self._counts.items())
             self._counts.clear()

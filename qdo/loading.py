@@ -1,4 +1,4 @@
-"""Import apps and jobs by the names given on the command line or in settings."""
+"""Import apps and jobs by their names on the command line or in settings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ USAGE = (
     "name an app with its jobs as MODULE:APP, as an argument or in the setting `app`, or give "
     "--app NAME and --job MODULE:FUNCTION"
 )
-# The code that imports modules, and generated code, such as the `__init__` of a dataclass.
+# Files of import code, and of generated code such as the `__init__` of a dataclass.
 _IMPORT = ("<", os.path.dirname(importlib.__file__) + os.sep)
 _QDO_FOLDER = os.path.dirname(__file__) + os.sep
 
 
 def prepare(settings: Settings, target: str | None = None) -> tuple[App, Settings]:
-    """Return the app to work for and the settings in force.
+    """Return the app to work for, and the current settings.
 
-    :param settings: as loaded from file, environment and flags.
+    :param settings: the settings from file, environment and flags.
     :param target: MODULE:APP, see `choose_target`.
     """
     target = choose_target(settings, target)
@@ -50,7 +50,7 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
 def choose_target(settings: Settings, target: str | None) -> str | None:
     """Return the app to import: the argument `target`, or else the setting `app`.
 
-    Imports nothing: the parent of worker processes calls it.
+    Import nothing, because the parent of worker processes calls this function.
 
     :return: MODULE:APP, or None to make an app around the settings `app` and `job`.
     """
@@ -94,14 +94,14 @@ def load_app(target: str) -> App:
 
 
 def load_job(target: str) -> Any:
-    """Import the job MODULE:FUNCTION; raise UsageError if it is not called as jobs are."""
+    """Import the job MODULE:FUNCTION; raise UsageError if it does not accept a job's arguments."""
     job = load_callable(target)
     check_job(job)
     return job
 
 
 def load_callable(target: str) -> Any:
-    """Import MODULE:NAME and check that it can be called."""
+    """Import MODULE:NAME, and check that the object is callable."""
     function = _load(target)
     if isinstance(function, App):
         raise JobImportError(target=target, reason=f"it is an app; omit --job: qdo-worker {target}")
@@ -139,7 +139,7 @@ def _load(target: str) -> Any:
 
 
 def _hidden(value: Any) -> str:
-    """Return a hint if a module hides one of the current folder, "" if it does not."""
+    """Return a hint if a module hides a module in the current folder, or ""."""
     own = os.path.abspath(getattr(value, "__name__", "").partition(".")[0])
     path = getattr(value, "__file__", None) or "built-in"
     if not isinstance(value, ModuleType) or path.startswith(own):
@@ -150,8 +150,8 @@ def _hidden(value: Any) -> str:
 
 
 def _import(target: str, module_name: str) -> ModuleType:
-    # A console script does not search the current folder for modules by default. Add it last:
-    # nothing there can replace a module of Python or of an installed package.
+    # By default, a console script does not search the current folder for modules. Add the folder
+    # last, so that its files cannot replace modules of Python or of an installed package.
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
@@ -171,13 +171,13 @@ def _import(target: str, module_name: str) -> ModuleType:
 
 def _broken(target: str, error: BaseException) -> JobModuleError:
     if isinstance(error, SyntaxError) and error.filename:
-        # Its module has not run, so no frame belongs to it; str() would repeat its place.
+        # The module has not run, so no frame belongs to it. str() would repeat the location.
         text: object = error.msg
         place = _place(error.filename, error.lineno)
     else:
         text = error
         frames = traceback.extract_tb(error.__traceback__)
-        # An error of qdo is about a call in the module: report that line, not qdo's.
+        # An error of qdo concerns a call in the module, so report the line of the call, not qdo's.
         skipped = (_QDO_FOLDER,) if isinstance(error, QdoError) else ()
         own = [each for each in frames if not each.filename.startswith((*_IMPORT, *skipped))]
         place = _place(own[-1].filename, own[-1].lineno) if own else ""

@@ -18,7 +18,7 @@ from qdo.system.processes import SIGN
 URGENT = 0
 HIGH = 3
 NORMAL = 5
-# Priorities of messages, of 0 to 9; `NORMAL` is the default.
+# Priorities of messages, from 0 to 9; `NORMAL` is the default.
 LOW = 7
 # The header with a priority other than `NORMAL`.
 PRIORITY = "qdo-priority"
@@ -37,10 +37,10 @@ def priority_of(headers: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The facts that the messages of a queue share, as the worker learned them from the broker.
+    """The data that all messages of a queue share, as the broker gave it to the worker.
 
     :ivar app: the app's `Settings.scope`.
-    :ivar stream: the stream of a shard, None for another queue.
+    :ivar stream: the stream of a shard, None for any other queue.
     :ivar ids: the source of ids and times, see `Broker.id_scheme`; or the id of one message.
     """
 
@@ -58,10 +58,10 @@ class Message:
     :ivar body: the decoded JSON value, or bytes where bytes were sent.
     :ivar key: key from the sender, or None.
     :ivar headers: mapping of str to str, from the sender.
-    :ivar position: increases within a queue; the UUIDv1 time of the message, or a position of
-        its broker's own kind (`qdo.positions`).
+    :ivar position: a number that increases within a queue: the UUIDv1 time of the message, or a
+        broker-specific position (`qdo.positions`).
     :ivar attempt: 1 for the first run of the job for this message.
-    :ivar fence: number of the claim of this attempt; it increases with every claim of the queue.
+    :ivar fence: number of the claim of this attempt, which increases with every claim of the queue.
         A sink that rejects smaller fences rejects late writes.
     :ivar deadline: time on the worker's clock (CLOCK_BOOTTIME, seconds) by which the job
         must finish, or None.
@@ -109,10 +109,11 @@ class Message:
 
     @property
     def id(self) -> str:
-        """Unique id, as returned to the sender: the broker's own, or the UUIDv1 of the position.
+        """Unique id, as the sender got it: the id of the broker, or the UUIDv1 of the position.
 
-        A delayed message keeps it when it gets its position, and a dead letter when it is sent
-        again. Made on demand: building a UUID takes longer than the rest of a message.
+        A delayed message keeps its id when it gets its position, and so does a dead letter when it
+        is retried. The id is made on demand, because building a UUID takes longer than building the
+        rest of a message.
         """
         ids = self._origin.ids
         if isinstance(ids, str):
@@ -126,25 +127,25 @@ class Message:
 
     @property
     def app(self) -> str:
-        """Name of its app, after a namespace that is not the default one; "" outside workers."""
+        """Name of its app, prefixed by any namespace other than the default; "" outside workers."""
         return self._origin.app
 
     @property
     def stream(self) -> str | None:
-        """The stream whose shard its queue is, None for another queue."""
+        """The stream to which its queue belongs, None if the queue is not a shard."""
         return self._origin.stream
 
     @property
     def stable(self) -> bool:
         """Whether the message has the same `position` when it is delivered again.
 
-        Not with SQS, where the position is the time of receipt.
+        False with SQS, where the position is the time of receipt.
         """
         ids = self._origin.ids
         return isinstance(ids, (str, int)) or ids.stable
 
     def limit(self, seconds: float) -> None:
-        """Set the deadline to `seconds` from now; executors call it before the job runs."""
+        """Set the deadline to `seconds` from now; executors call this before the job runs."""
         now = clock()
         self.deadline = now + seconds
         self._stop_at = now + STOPPING_SHARE * seconds
@@ -153,10 +154,10 @@ class Message:
     def stopping(self) -> bool:
         """Whether the job should stop now, if it can.
 
-        True while the worker drains, once the queue is to move to another worker or is paused,
-        after nine tenths of the job's `timeout_seconds`, and once the worker's lease is over:
-        another worker may then run the message. A job that stops early must raise, for instance
-        ``qdo.Retry(after=0, counts=False)``: a job that returns is done.
+        True while the worker drains, once the queue is paused or must move to another worker, and
+        after nine tenths of the job's `timeout_seconds`. Also true once the worker's lease is over,
+        because another worker may then run the message. A job that stops early must raise an
+        exception, such as ``qdo.Retry(after=0, counts=False)``. If it returns, the message is done.
         """
         if SIGN.raised() or SIGN.claim_ended(self.queue, self.fence) or not self._leased():
             return True
@@ -168,13 +169,13 @@ class Message:
 
     @property
     def _equal_sends(self) -> dict[str, int]:
-        """How often this attempt sent equal messages, by digest; see `qdo.sending.once`."""
+        """The number of equal messages sent by this attempt, by digest; see `qdo.sending.once`."""
         self._sends: dict[str, int] = getattr(self, "_sends", {})
         return self._sends
 
     def _leased(self) -> bool:
-        """Return whether the lease of the worker is still valid, since the first call of this."""
-        # Not so with the lease of a later registration: the worker has lost its queues in between.
+        """Return whether the worker has kept its lease since the first call of this method."""
+        # The lease of a later registration does not count: the worker lost its queues in between.
         registration = SIGN.registration()
         self._registration = getattr(self, "_registration", registration)
         return self._registration == registration and SIGN.leased()
@@ -197,7 +198,7 @@ class Message:
 
     @property
     def priority(self) -> int:
-        """0 to 9; the smallest first, in a job with ``order="priority"``."""
+        """Priority from 0 to 9; jobs with ``order="priority"`` run the smallest first."""
         return priority_of(self.headers)
 
     def __repr__(self) -> str:
@@ -213,7 +214,7 @@ class Batch(list[Message]):
 
     @property
     def queue(self) -> str:
-        """Name of their queue."""
+        """Name of the queue of all messages."""
         return self[0].queue
 
     @property
@@ -228,7 +229,7 @@ class Batch(list[Message]):
 
     @property
     def attempt(self) -> int:
-        """Attempt of the first message; above 1 only if it is the only message."""
+        """Attempt of the first message; above 1 only in a batch of one message."""
         return self[0].attempt
 
     @property

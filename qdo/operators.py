@@ -1,6 +1,7 @@
-"""What operators do with `qdo`, for the code of an app: a web page that cancels, a job that pauses.
+"""Operator commands for the code of an app, such as a web page that cancels messages.
 
-The functions are those of the commands, so are their results, errors and entries in the action log.
+They use the functions of the `qdo` commands, with the same results, errors and entries in the
+action log.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
-# Functions import their modules late: most senders need none of them.
+# Functions import their modules late because most senders need none of them.
 
 
 class OperatorService(Protocol):
-    """Acts for operators; `qdo.testing` has another one."""
+    """Runs the calls of operators; `qdo.testing` has another implementation."""
 
     def cancel(
         self, queue: str, ids: Sequence[str], reason: str, timeout_seconds: float
@@ -121,19 +122,19 @@ class FleetOperators:
 
 
 def _logged(reason: str, call: str, target: str) -> bool:
-    """Return whether a call has an entry in the action log; without one it gets a log line."""
-    # A program may call often: its entries would evict those of the operators.
+    """Return whether a call gets an entry in the action log; otherwise write a log line."""
+    # The entries of a program that calls often would evict the entries of operators.
     if not reason:
         _log.info("queue %s: a call of %s without a reason", target, call)
     return bool(reason)
 
 
 class OperatorCalls(Sender):
-    """The calls of operators, over the connection of the app's locks.
+    """The calls of operators, over the connection for the app's locks.
 
-    Each raises CoordinatorUnreachableError or UnreachableError without an answer in time. A change
-    may have been made then; it can be repeated. A change with a `reason` has an entry in the action
-    log; without one, a line in the log of this process.
+    Each call raises CoordinatorUnreachableError or UnreachableError if the answer does not arrive
+    in time. The change may have been made; the caller can repeat it. A change with a `reason` gets
+    an entry in the action log. A change without a reason gets a line in the log of this process.
     """
 
     _locks: PerProcess[Any]
@@ -141,18 +142,18 @@ class OperatorCalls(Sender):
     def cancel(
         self, queue: str, *ids: str, reason: str = "", timeout_seconds: float = 5.0
     ) -> dict[str, str]:
-        """Cancel messages that wait or are delayed, so that they never run, like `qdo cancel`.
+        """Cancel waiting or delayed messages, which then never run, like `qdo cancel`.
 
         >>> id = app.send("mail-eu", {"to": "Ada"}, delay_seconds=3600)
         >>> app.cancel("mail-eu", id) == {id: "cancelled"}
         True
 
         :param ids: ids of messages, as `send` returns them, or positions.
-        :param reason: for the action log; without one, the call has no entry.
+        :param reason: the text for the action log; without a reason, the call has no entry.
         :param timeout_seconds: how long the owner of the queue may take to answer.
-        :return: "cancelled" or "already-cancelled" for each.
-        :raises NotFoundError: the queue, or each of the messages, does not exist: so after a
-            delayed message was cancelled without a reason.
+        :return: "cancelled" or "already-cancelled" for each message.
+        :raises NotFoundError: the queue, or each of the messages, does not exist. A delayed message
+            that was cancelled without a reason no longer exists.
         :raises PartialFailureError: a message has begun, is done or does not exist, or the owner
             did not answer; the others are cancelled.
         :raises UnsupportedError: SQS cannot cancel.
@@ -168,7 +169,7 @@ class OperatorCalls(Sender):
     def peek(self, queue: str, *, kind: Kind | None = None, limit: int = 10) -> list[PeekedMessage]:
         """Return messages of a queue that are not done, as `qdo peek` shows them.
 
-        They stay where they are. Their `body` is bytes, decrypted if `keys` has its key.
+        The messages stay in the queue. Each `body` is bytes, decrypted if `keys` has its key.
 
         >>> id = app.send("mail-eu", {"to": "Ada"})
         >>> [each.kind for each in app.peek("mail-eu")]
@@ -199,28 +200,28 @@ class OperatorCalls(Sender):
         return list(map(opened, self._act(lambda each: each.peek(queue, kinds, limit))))
 
     def owner(self, queue: str) -> Owner | None:
-        """Return which worker owns a queue now; None if none does, as for a new queue or a pool.
+        """Return the worker that owns a queue now; None without an owner, as for a new queue.
 
         >>> found = app.owner("mail-eu")
         >>> found and found.address
         '10.0.0.7:8001'
 
-        It reads two nodes of the coordinator. Between the answer and a question to that worker, the
-        queue may have moved.
+        It reads two nodes of the coordinator. The queue may move to another worker before the
+        caller contacts this owner. A pool never has an owner.
         """
         name = check_queue_name(queue)
         return self._act(lambda each: each.owner(name))
 
     def stream(self, name: str, *, shards: int = 4) -> Stream:
-        """Return a stream: queues that share the range of keys, and are divided while they run.
+        """Return a stream: queues that divide the range of keys, and can be split at any time.
 
         >>> users = app.stream("user", shards=4)
         >>> id = users.send("ada@example.org", {"op": "visit"})
 
         Its first use creates the queues ``user.-40``, ``user.40-80``, ``user.80-c0`` and
-        ``user.c0-``; their job is that for "user.*". See "Streams".
+        ``user.c0-``; the job for "user.*" processes them. See "Streams".
 
-        :param shards: how many queues it has at first, a power of two up to 4096.
+        :param shards: the initial number of queues, a power of two up to 4096.
         """
         from qdo.sending.streams import Stream
 
@@ -234,14 +235,15 @@ class OperatorCalls(Sender):
         allow_none: bool = False,
         timeout_seconds: float = 60.0,
     ) -> None:
-        """Pause queues in the whole fleet, like `qdo pause`; `exclusive` does so for a block.
+        """Pause queues in the whole fleet, like `qdo pause`; `exclusive` pauses them for a block.
 
-        Returns once no message of these queues is in flight. Do not call it in one of their jobs.
+        It returns once no message of these queues is in flight. Do not call it in a job of these
+        queues.
 
-        :param queues: globs of their names; later queues are paused as well.
+        :param queues: globs of their names; the pause also applies to later queues.
         :param reason: shown by `qdo pause --list` and `qdo queues`.
         :param seconds: how long the pause lasts; None: until `resume`.
-        :param allow_none: also pause by globs that match no queue yet.
+        :param allow_none: also accept globs that match no queue yet.
         :raises NotFoundError: a glob matches no queue that workers have seen.
         :raises PauseNotObeyedError: messages are still in flight; the queues stay paused.
         """
@@ -251,10 +253,10 @@ class OperatorCalls(Sender):
         self._act(lambda each: each.pause(pause, allow_none, timeout_seconds))
 
     def resume(self, *queues: str, reason: str = "") -> None:
-        """Let queues continue that `pause` or `qdo pause` has stopped, like `qdo resume`.
+        """Resume queues that `pause` or `qdo pause` has paused, like `qdo resume`.
 
-        :param queues: globs, as they were given to `pause`.
-        :raises NotFoundError: one of them is not paused.
+        :param queues: the same globs as for `pause`.
+        :raises NotFoundError: one of the globs is not paused.
         """
         if not queues:
             raise UsageError(reason="resume must name queues, got no glob")
@@ -263,22 +265,24 @@ class OperatorCalls(Sender):
     def retry_now(
         self, queue: str, *ids: str, every: bool = False, reason: str = ""
     ) -> list[str | None]:
-        """Run messages that fail or block a queue again now, like `qdo retry-now`.
+        """Retry messages that fail or block a queue immediately, like `qdo retry-now`.
 
-        :param ids: ids or positions of messages; none: the first.
-        :param every: all of them.
+        :param ids: ids or positions of messages; without any, the first message.
+        :param every: retry all messages that fail or block the queue.
         :return: the ids of the messages.
         :raises NotFoundError: no worker has seen the queue.
-        :raises NotFailingError: no message fails, or not all of these; nothing is changed.
+        :raises NotFailingError: a given message does not fail, or no message fails; nothing is
+            changed.
         """
         if ids and every:
             raise UsageError(reason="give ids or every=True, not both")
         return self._act(lambda each: each.decide(queue, "retry", ids, every, reason))
 
     def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
-        """Skip messages that fail, run or block a queue, so that they never run: `qdo skip`.
+        """Skip messages that fail, run or block a queue, like `qdo skip`; they never run again.
 
-        The worker ends a running attempt. Parameters, result and errors are those of `retry_now`.
+        The worker ends a running attempt. Parameters, result and errors are the same as for
+        `retry_now`.
         """
         if not ids:
             raise UsageError(reason="skip must name messages, got no id")

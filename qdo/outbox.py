@@ -1,6 +1,6 @@
 """Messages that are sent if, and only if, the app's own SQL transaction is committed.
 
-A process may die between a commit and a `send`: an order is then stored without its message, or a
+A process may die between a commit and a `send`. Then an order is stored without its message, or a
 message is sent without its order. With an outbox, the app writes the message as a row in its
 transaction. After the commit, the leader among the workers sends the message and deletes the row.
 
@@ -15,10 +15,10 @@ between sending and deleting       its successor sends again; the broker recogni
 The same applies to two relays at once, for instance when a frozen relay resumes after its
 successor has started.
 
-A row that the broker refuses stays in the table with the reason, and later rows are sent. Apps may
-share a table: each relays its own rows.
+If the broker refuses a row, the row stays in the table with the reason, and the relay sends later
+rows. Apps may share a table; each app relays only its own rows.
 
-Needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
+An outbox needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ __all__ = ["Outbox"]
 _log = logging.getLogger(__name__)
 
 BATCH = 500
-# Rows, and bytes of bodies, that are sent at once; a single body may be larger.
+# The maximum rows, and bytes of bodies, that are sent at once. A single body may be larger.
 BATCH_BYTES = 16 * 1024 * 1024
 
 
 class Outbox:
-    """A table of messages to be sent, in the database of an app.
+    """A table of messages to send, in the database of an app.
 
-    The constructor registers it with the app, whose workers then relay its messages.
+    The constructor registers the outbox with the app, whose workers then relay its messages.
 
     :param engine: SQLAlchemy engine that workers use to read the table.
     :param table: name of the table.
@@ -119,7 +119,7 @@ class Outbox:
     def create(self, session: Session | Connection) -> None:
         """Create the table unless it exists; call it where the app creates its own tables.
 
-        A table of an older version gets the columns that it lacks.
+        The call adds missing columns to a table of an older version.
         """
         connection = session.connection() if isinstance(session, Session) else session
         self.table.create(connection, checkfirst=True)
@@ -153,8 +153,8 @@ class Outbox:
     ) -> str:
         """Send a message after the transaction of the session is committed; return its id.
 
-        Parameters and errors are those of `App.send`. Messages of one transaction keep their
-        order, as do messages of consecutive transactions.
+        Parameters and errors are the same as for `App.send`. Messages of one transaction keep their
+        order, and so do messages of consecutive transactions.
 
         :raises UsageError: the session is not from SQLAlchemy; see also `App.send`.
         """
@@ -190,10 +190,10 @@ class Outbox:
         return id
 
     def relay(self, broker: Broker) -> int:
-        """Send the oldest rows that are due, and delete them; return their number.
+        """Send the oldest due rows, and delete them; return their number.
 
-        Those that the broker refuses are set aside, and count, too. Errors of the database are
-        raised, and those for which the broker takes no row; the rows then stay.
+        Rows that the broker refuses are set aside, and count too. Errors of the database, and
+        errors for which the broker accepts no row at all, are raised. Then the rows stay.
         """
         count = 0
         held = set[str]()
@@ -228,10 +228,10 @@ class Outbox:
             return connection.execute(query).all()
 
     def counts(self, newest: int = 0) -> tuple[int, int, int]:
-        """Return the numbers of rows that wait and of rows that were set aside, and the last place.
+        """Return the number of waiting rows, of rows that were set aside, and the last place.
 
-        :param newest: the last place of an earlier call: only rows from before it wait. Later ones
-            may just have been written.
+        :param newest: the last place from an earlier call. Only rows up to it count as waiting,
+            because later rows may just have been written.
         """
         columns = self.table.c
         is_due = or_(columns.due.is_(None), columns.due <= self._clock())
@@ -247,7 +247,7 @@ class Outbox:
         return waiting, refused, last
 
     def retry(self, ids: Collection[str]) -> None:
-        """Let rows that were set aside be sent again."""
+        """Retry rows that were set aside."""
         rows = update(self.table).where(self._own, self.table.c.id.in_(ids))
         with self._engine.begin() as connection:
             connection.execute(rows.values(refused=None))
@@ -265,7 +265,7 @@ class Outbox:
 
     @property
     def _own(self) -> Any:
-        """Whether a row is the app's; those of an older version are that of the first relay."""
+        """The condition for rows of the app; old rows without an app belong to the first relay."""
         return or_(self.table.c.app == self._scope, self.table.c.app.is_(None))
 
     def next_due(self) -> float | None:
@@ -277,7 +277,7 @@ class Outbox:
         return due
 
     def _oldest(self, held: Collection[str] = ()) -> Sequence[Any]:
-        """Return the oldest rows that are due, without those of some queues."""
+        """Return the oldest due rows, except for the rows of held queues."""
         columns = self.table.c
         is_due = or_(columns.due.is_(None), columns.due <= self._clock())
         sizes = select(columns.place, func.length(columns.body).label("size")).where(
@@ -298,13 +298,13 @@ class Outbox:
         return [row for place in chosen for row in self._readable(place)]
 
     def _readable(self, place: int) -> Sequence[Any]:
-        """Return a row, or nothing once it is set aside because it cannot be read."""
+        """Return a row; or set an unreadable row aside, and return nothing."""
         columns = self.table.c
         own = columns.place == place
         try:
             return self._read(select(self.table).where(own))
         except OperationalError as error:
-            if not _is_unreadable(error):  # an outage: the row stays as it is
+            if not _is_unreadable(error):  # an outage: the row stays unchanged
                 raise
             reason = f"the row cannot be read: {describe(error)}"
         changes: dict[str, str | None] = {"refused": reason}
@@ -363,18 +363,18 @@ def _table(name: str, metadata: MetaData) -> Table:
         Column("due", Float(53)),
         Column("app", Text),
         Column("refused", Text),
-        # Numbers are never reused: a late delete must not hit a new row.
+        # Numbers are never reused, because a late delete must not hit a new row.
         sqlite_autoincrement=True,
     )
 
 
 def _is_unreadable(error: OperationalError) -> bool:
-    """Whether SQLite has stored text that is not UTF-8: it has no code for this error."""
+    """Whether SQLite has stored text that is not UTF-8, an error without a separate code."""
     return isinstance(error.orig, sqlite3.OperationalError) and "decode" in str(error.orig)
 
 
 def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the first rows whose bodies are small enough together, at least one."""
+    """Return the first rows, at least one, whose bodies fit the limit together."""
     chosen: list[int] = []
     total = 0
     for place, size in sizes:
@@ -387,7 +387,7 @@ def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
 
 def _outgoing(row: Any, marks: IdMarks | None) -> Outgoing:
     headers = with_header(row.headers, qdo_id=row.id)
-    body = bytes(memoryview(row.body))  # bytes() makes NULs of a number
+    body = bytes(memoryview(row.body))  # bytes(number) would return NULs
     if marks is not None:
         headers = marks.marked(row.queue, headers, body)
     options = SendOptions(dedup_key=row.id, dedup_seconds=LASTING_DEDUP_SECONDS)

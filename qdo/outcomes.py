@@ -1,7 +1,7 @@
-"""Exceptions with which a job ends its attempt, and the event that observers get of each attempt.
+"""Exceptions with which a job ends its attempt, and the event of each attempt for observers.
 
-A job that returns is done. Any other exception is a failed attempt, and the policy of the queue
-applies.
+If a job returns, its message is done. Any other exception is a failed attempt, and the policy of
+the queue applies.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 
 
 class Outcome(Exception):
-    """The end of an attempt, decided by the job itself."""
+    """The end of an attempt, as its job decided."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Keep all attributes from process to process."""
+        """Keep all attributes when the exception moves between processes."""
         return _rebuilt, (type(self), self.args, self.__dict__.copy())
 
 
@@ -30,8 +30,8 @@ def _rebuilt(kind: type[Outcome], args: tuple[Any, ...], state: dict[str, Any]) 
 class Retry(Outcome):
     """Retry this message `after` seconds from now (None: the policy's backoff).
 
-    :param counts: whether this attempt counts as a failed one. False is for a job that an outside
-        service tells to wait: the message may be retried any number of times.
+    :param counts: whether this attempt counts as failed. Pass False if an outside service tells the
+        job to wait; then the number of retries has no limit.
     :raises TypeError: `after` is neither a number nor None, or `counts` is not a bool; the attempt
         then fails with this error.
     """
@@ -56,7 +56,7 @@ class DeadLetter(Outcome):
 
 
 class Skip(Outcome):
-    """Skip this message permanently; its id and the reason are logged."""
+    """Skip this message permanently; the worker logs its id and the reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -66,7 +66,7 @@ class Skip(Outcome):
 class FailedAt(Outcome):
     """The messages of a batch before this index are done; the message at the index failed.
 
-    Raise it ``from`` the error to which the policy applies, and which is recorded.
+    Raise it ``from`` the error to record. The policy applies to this error.
 
     :param index: counted from 0.
     :raises TypeError: `index` is not an integer; the whole batch then fails with this error.
@@ -94,7 +94,7 @@ class Stop(Outcome):
 
 
 class JobInterrupt(BaseException):
-    """Raised inside a job that must end now, at its timeout or because its worker aborts it.
+    """Raised inside a job that must end now, because of its timeout or an abort of its worker.
 
     The executors "greenlet" and "thread" raise it. It is not an `Exception`: ``except Exception``
     in a job does not catch it. A job may catch it to clean up, and must then raise it again, or
@@ -102,8 +102,8 @@ class JobInterrupt(BaseException):
     """
 
 
-# How an attempt ended; the set is closed. ``wait``: a retry without a failed attempt. ``lost``:
-# another worker owns the queue now, and runs the message again.
+# The possible ends of an attempt. ``wait``: a retry without a failed attempt. ``lost``: another
+# worker owns the queue now, and runs the message again.
 OutcomeName: TypeAlias = Literal[
     "done", "retry", "wait", "dead-letter", "skip", "block", "stop", "lost"
 ]
@@ -111,13 +111,13 @@ OutcomeName: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An attempt that ended.
+    """An attempt that has ended.
 
     :ivar attempt: its number, from 1.
-    :ivar error: the error as one line; the reason of a dead letter, skip or stop; None if the
+    :ivar error: the error as one line, or the reason of a dead letter, skip or stop; None if the
         job returned.
-    :ivar seconds: how long the job ran; 0 if it did not run, because an operator ended the
-        message or because the message killed its last process.
+    :ivar seconds: how long the job ran. 0 if it did not run because an operator ended the message,
+        or because the message killed its last process.
     :ivar worker: name of the worker node.
     """
 

@@ -14,23 +14,23 @@ from typing import Protocol
 
 __all__ = ["format_position", "position_of_time", "time_of_position"]
 
-# Digits of a typed position: no broker has more, and `int` raises an error beyond 4,300.
+# The maximum digits of a typed position. No broker has more, and `int` fails beyond 4,300.
 MOST_DIGITS = 100
-# 100 ns intervals between 1582-10-15 and the Unix epoch.
+# The number of 100 ns intervals between 1582-10-15 and the Unix epoch.
 GREGORIAN_OFFSET = 0x01B21DD213814000
-# Unix time of the year 10000; later times have no ISO 8601 form.
+# The Unix time of the year 10000; later times have no ISO 8601 form.
 LATEST_SECONDS = 253402300800.0
 _FIRST_POSITION = GREGORIAN_OFFSET - 621_355_968_000_000_000
-# The first and the last time that `datetime` has.
+# The first and the last time that `datetime` supports.
 _LAST_POSITION = GREGORIAN_OFFSET + 2_534_023_007_999_999_999
 
 
 class Positions:
-    """Positions that are UUIDv1 times, such as those of the embedded broker; base of all others.
+    """Positions that are UUIDv1 times, as in the embedded broker; the base class of all others.
 
-    :cvar stable: a position means the same message to every owner. Otherwise a message gets a
-        new position whenever it is received; then only `last` and the failure records of
-        messages are stored by position, and `identity` finds the latter again.
+    :cvar stable: whether a position means the same message to every owner. Otherwise a message gets
+    a new position whenever it is received. Then workers store only `last` and failure records by
+    position, and find the failure records again by `identity`.
     """
 
     stable = True
@@ -41,8 +41,8 @@ class Positions:
         """Return the position after which an owner resumes.
 
         :param last: UUIDv1 time, as recorded; 0 before the first message.
-        :param position: the recorded position of the broker's own kind, None if there is none,
-            for instance after an operator's seek to a time.
+        :param position: the recorded broker-specific position, None without one, for instance after
+            an operator's seek to a time.
         :raises ValueError: `position` is not a position of this broker.
         """
         return last
@@ -52,7 +52,7 @@ class Positions:
         return position
 
     def to_text(self, position: int) -> str | None:
-        """Return the text that is recorded as ``position`` next to ``last``, None for none."""
+        """Return the text to record as ``position`` beside ``last``, or None."""
         return None
 
     def identity(self, position: int) -> int:
@@ -60,10 +60,10 @@ class Positions:
         return position
 
     def not_before(self, position: int, done: int) -> int:
-        """Return the position of a message that was not received yet.
+        """Return the position of a message that has not been received yet.
 
-        Not below `done` if positions are unstable: those of another owner cannot be compared, and
-        a failure record of a message that is still to come must not be dropped as past.
+        If positions are unstable, the result is at least `done`, because positions of another owner
+        are not comparable. A failure record of a message to come must not be dropped as past.
         """
         return position
 
@@ -72,12 +72,12 @@ class Positions:
         return message_id(position, node)
 
 
-# The positions of brokers that use times.
+# The positions of brokers whose positions are times.
 TIME_POSITIONS = Positions()
 
 
 def position_now() -> int:
-    """Return the present as a position (100 ns intervals since 1582-10-15)."""
+    """Return the current time as a position (100 ns intervals since 1582-10-15)."""
     return time.time_ns() // 100 + GREGORIAN_OFFSET
 
 
@@ -102,8 +102,8 @@ def format_position(position: int) -> str:
 
 def format_last(last: int) -> str | None:
     """Return the time of a recorded `last`, None if it is before the first message."""
-    # 1 is recorded by a seek to the earliest message (see `Positions.earliest`), and 2 for a queue
-    # that has parents (see `QueueCatalog.child_start`).
+    # A seek to the earliest message records 1 (see `Positions.earliest`). A new queue with parents
+    # has 2 (see `QueueCatalog.child_start`).
     return format_position(last) if last > 2 else None
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from qdo.errors import QueueNameError
 
-# Length of a list of globs. A worker writes its filter with every claim; the rebalancer compiles
-# it, at up to 10 us a character.
+# The maximum length of a list of globs. A worker writes its filter with every claim, and the
+# rebalancer compiles it, which takes up to 10 us a character.
 MAX_GLOBS_CHARACTERS = 16_384
-# Longest name in characters: transactions of many queues stay small.
+# The maximum length of a name in characters, which keeps transactions of many queues small.
 MAX_NAME_LENGTH = 200
 POOL = "a pool; use app.request"
 _RESERVED = {
@@ -23,20 +23,20 @@ _RESERVED = {
     "..": "it is a relative path",
     "zookeeper": "ZooKeeper reserves it",
 }
-# Characters that ZooKeeper rejects: control, surrogate, private and special characters. For its
-# Java code, a character beyond U+FFFF, such as an emoji, is two surrogates.
+# Characters that ZooKeeper rejects: control, surrogate, private and special characters. In its Java
+# code, a character beyond U+FFFF, such as an emoji, is two surrogates.
 _INVALID = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 _SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """A queue is taken if a glob of `queues` and one of `jobs` match its name, and no `exclude`.
+    """Matches a name that globs in `queues` and in `jobs` match, and no glob in `exclude` does.
 
     :ivar queues: globs of the setting `queues`.
     :ivar exclude: globs of the setting `exclude`.
     :ivar jobs: globs of the jobs of the worker's app.
-    :ivar pools: globs of its jobs of pools; they are also among `exclude`.
+    :ivar pools: globs of the app's jobs for pools; `exclude` contains them as well.
     """
 
     queues: tuple[str, ...] = ("*",)
@@ -46,7 +46,7 @@ class QueueFilter:
 
     @property
     def everything(self) -> bool:
-        """Whether it takes every queue, whatever its name."""
+        """Whether the filter matches every queue name."""
         return "*" in self.queues and "*" in self.jobs and not self.exclude
 
     def canonical(self) -> QueueFilter:
@@ -54,7 +54,7 @@ class QueueFilter:
         return EVERYTHING if self.everything else self
 
     def matcher(self) -> Callable[[str], bool]:
-        """Return a predicate that tells whether a queue is taken; for many names."""
+        """Return a compiled predicate for matching many names."""
         if self.everything:
             return _always
         is_chosen = _pattern(self.queues)
@@ -73,7 +73,7 @@ class QueueFilter:
         return tuple(each for each in self.exclude if each not in self.pools)
 
     def __str__(self) -> str:
-        """Return it in the form of command-line options, "" for everything with a job."""
+        """Return the filter as command-line options, "" for all queues with a job."""
         chosen = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
         return " ".join([*chosen, *(f"--exclude {glob}" for glob in self._excluded)])
 
@@ -82,8 +82,8 @@ EVERYTHING = QueueFilter()
 
 
 def command_text(command: str, *names: str, options: str = "") -> str:
-    """Return a command of qdo, to be pasted into a shell, for a queue and further arguments."""
-    # After "--" a name that begins with a hyphen is not taken for an option.
+    """Return a `qdo` command to paste into a shell, for a queue and further arguments."""
+    # After "--", a name that begins with a hyphen is not an option.
     quoted = [shlex.quote(each) for each in names]
     hyphen = any(each.startswith("-") for each in names)
     parts = [options, "--", *quoted] if hyphen else [*quoted, options]
@@ -91,8 +91,8 @@ def command_text(command: str, *names: str, options: str = "") -> str:
 
 
 def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:
-    """Return why no worker with one of these filters takes a queue; None if one does."""
-    # Without any filter no worker runs.
+    """Return the reason why no filter matches a queue; None if a filter matches."""
+    # Without filters, no worker runs.
     if not filters or any(each.takes(queue) for each in filters):
         return None
     if any(QueueFilter(jobs=each.pools).takes(queue) for each in filters):
@@ -116,8 +116,8 @@ def is_glob(text: str) -> bool:
 
 
 def name_error(name: str) -> str | None:
-    """Return why `name` cannot be a znode name, None if it can."""
-    # The rules are ZooKeeper's (PathUtils.validatePath), and a limit of length.
+    """Return the reason why `name` cannot be a znode name, None for a valid name."""
+    # The rules are ZooKeeper's (PathUtils.validatePath), with a length limit.
     if name in _RESERVED:
         return _RESERVED[name]
     if len(name) > MAX_NAME_LENGTH:
@@ -131,12 +131,12 @@ def name_error(name: str) -> str | None:
 
 
 def is_path_part(name: str) -> bool:
-    """Return whether a name can be part of a path, whatever its length."""
+    """Return whether a name of any length can be part of a path."""
     return name not in _RESERVED and _INVALID.search(name) is None
 
 
 def check_path_part(name: str) -> str:
-    """Return `name`; raise QueueNameError if no queue can have it, whatever program created it."""
+    """Return `name`; raise QueueNameError if no queue of any program can have this name."""
     if not is_path_part(name):
         raise QueueNameError(name=name, reason=name_error(name) or "it is too long")
     return name
@@ -152,9 +152,9 @@ def check_queue_name(name: str) -> str:
     return name
 
 
-@functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers ask for each message
+@functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers call it for each message
 def stream_named(queue: str) -> str | None:
-    """Return the stream whose shard a queue may be by its name; None if it cannot be one."""
-    # Months are named like shards, too, as in ``report.2024-01``: see `Broker.stream_of`.
+    """Return the stream in a shard-like queue name; None for any other name."""
+    # Names with months, such as ``report.2024-01``, also look like shards; see `Broker.stream_of`.
     match = _SHARD_NAME.fullmatch(queue)
     return None if match is None else match[1]

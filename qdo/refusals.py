@@ -1,4 +1,4 @@
-"""How far a failure reaches, for loops over rows that others wrote.
+"""Classify failures by the rows they affect, for loops over rows of other programs.
 
 =============  ====================================  ==========================================
 kind           meaning                               a loop
@@ -8,9 +8,9 @@ busy           this row may succeed later            leaves it, and later rows o
 unreachable    no row can succeed now                ends, and repeats all later
 =============  ====================================  ==========================================
 
-The kind is decided here, from the classes of errors and the codes of each store. The text of an
-error tells nothing: servers translate it. An error that is not known here, such as one that the
-app's code raised for a row, concerns that row.
+The kind depends on the class of the error and the codes of each store. The text of an error does
+not count, because servers translate it. An unknown error, such as an error that the app's code
+raised for a row, affects only that row.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["Passage", "failure_kind", "send_each", "sqlstate_kind"]
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
-# SQLSTATEs of locks, of transactions that met another one, and of statements that were ended.
+# SQLSTATEs of locks, of conflicts between transactions, and of terminated statements.
 _BUSY_STATES = re.compile("40|55|57014")
-# SQLSTATEs about the server, the login, a right, or the schema.
+# SQLSTATEs of errors about the server, the login, a right, or the schema.
 _ALL_STATES = re.compile("08|25|3D|28|3F|42501|42P01|42883|53|57|58|F0|HV|XX")
 _SQLITE_ROWS = (DamagedRowError, sqlite3.IntegrityError, sqlite3.DataError)
-# Errors of other drivers of databases (PEP 249), and of SQLAlchemy's pool.
+# Errors of other database drivers (PEP 249), and of SQLAlchemy's pool.
 _UNREACHABLE_CLASSES = {"OperationalError", "InterfaceError", "InternalError", "TimeoutError"}
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """Return how far a failure reaches."""
+    """Return the kind of a failure: the rows that it affects."""
     if isinstance(error, QdoError):
         if not isinstance(error.__cause__, sqlite3.Error):
             return error.kind
-        error = error.__cause__  # one class for a file and for one row of it
+        error = error.__cause__  # one class covers files and single rows
     error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the errors of drivers
     if isinstance(error, sqlite3.Error):
         of_row = isinstance(error, _SQLITE_ROWS)
@@ -65,12 +65,12 @@ def sqlstate_kind(state: str) -> FailureKind:
 
 @dataclass(slots=True)
 class Passage(Generic[Row, Result]):
-    """The rows of `send_each` by what became of them.
+    """The rows of `send_each`, by their outcome.
 
-    :ivar done: with their results.
-    :ivar refused: with the errors for which they were refused.
-    :ivar held: with the error, or None for later rows of the same queue. They come again later.
-    :ivar ended: why no row can succeed now. The rows that are in no list come again later.
+    :ivar done: sent rows with their results.
+    :ivar refused: refused rows with their errors.
+    :ivar held: rows to retry later, with the error, or None for later rows of the same queue.
+    :ivar ended: the reason why no row can succeed now. The caller retries rows in no list later.
     """
 
     done: list[tuple[Row, Result]] = field(default_factory=list)
@@ -84,9 +84,10 @@ def send_each(
     send: Callable[[Sequence[Row]], Sequence[Result]],
     queue_of: Callable[[Row], str],
 ) -> Passage[Row, Result]:
-    """Send rows in their order, as many at once as can be; a row that fails concerns no other.
+    """Send rows in order, as many at once as possible; a failing row affects no other row.
 
-    :param send: sends all or none, and returns a result for each. After an error, halves are sent.
+    :param send: sends all rows or none, and returns a result for each. After an error, the rows are
+        sent in halves.
     """
     passage = Passage[Row, Result]()
     waiting = [list(rows)]

@@ -1,11 +1,11 @@
-"""State by key: a JSON value that is exactly as new as the messages that made it.
+"""State by key: a JSON value that changes in step with the messages that it depends on.
 
-A job that counts, sums or remembers needs its state and its progress to agree. After a crash a
-message runs again, and a frozen worker may still write. `KeyedState` keeps the value of a queue or
-key in the app's database, beside the proof of `qdo.idempotency.FencedWrites`: the transaction that
-saves the value also records the fence and the position of its message. A repetition changes
-nothing, and a former owner is refused. Where the job has other effects in that database, they are
-in the same transaction.
+The state and the progress of a job that counts or sums must agree. After a crash a message runs
+again, and a frozen worker may still write. `KeyedState` keeps the value of a queue or key in the
+app's database, with the proof of `qdo.idempotency.FencedWrites`. The transaction that saves the
+value also records the fence and the position of its message. A repeated message changes nothing,
+and writes of a former owner are rejected. Other effects of the job in this database are part of the
+same transaction.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from qdo.message import Message
 
 __all__ = ["KeyedState", "SavedState"]
 
-# Largest value. Each message of its key writes the whole value.
+# The maximum size of a value. Each message of its key writes the whole value.
 MAX_STATE_BYTES = 1024 * 1024
 
 
 class SavedState(dict[str, Any]):
-    """A value that JSON can hold, saved when the block of `KeyedState.of` ends without an error.
+    """A JSON value, which is saved when the block of `KeyedState.of` ends without an error.
 
-    :ivar new: whether the message is new. For a repetition the state is that of the last message,
-        and changes are dropped: the job has no effects, and ends.
+    :ivar new: whether the message is new. For a repeated message, the state is the one after the
+        last message, and changes are dropped. The job should then end without effects.
     """
 
     new = False
@@ -51,8 +51,9 @@ class KeyedState(FenceTable):
             value TEXT NOT NULL
         """
         super().__init__(table, columns, "scope, name")
-        # Each statement locks the row, so two owners decide one after the other. Even a repetition
-        # raises the fence, which shuts out a former owner that is ahead of the recorded progress.
+        # Each statement locks the row, so two owners decide one after the other. Even a repeated
+        # message raises the fence, which rejects a former owner that is ahead of the recorded
+        # progress.
         self._enter = f"""
             INSERT INTO {table} (app, scope, name, fence, positions, value)
             VALUES (:app, :scope, :name, :fence, '{{}}', '{{}}')
@@ -74,16 +75,17 @@ class KeyedState(FenceTable):
     ) -> Iterator[SavedState]:
         """Yield the state of the message's queue and key; save it at the end of the block.
 
-        Enter it first in the transaction of the job's effects: both are committed together, or
-        neither. It takes two statements. The row stays locked until the end of the transaction.
+        Enter the block first in the transaction of the job's effects. Then both are committed
+        together, or neither. It takes two statements. The row stays locked until the end of the
+        transaction.
 
         :param session: a SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a
             `sqlite3.Connection`, in a transaction.
-        :param key: the message's key, if None. Pass "" for one state of the whole queue, or another
-            name. The messages of this key must run in their order.
-        :raises StaleClaimError: another worker has claimed the queue and entered since.
-        :raises UsageError: JSON cannot hold the state, or it has more than 1 MiB; the key has more
-            than 200 characters; the session commits each statement by itself.
+        :param key: the key of the state; None: the message's key. Pass "" for one state of the
+            whole queue. The messages of a key must run in order.
+        :raises StaleClaimError: another worker has since claimed the queue and entered a block.
+        :raises UsageError: JSON cannot hold the state, or it exceeds 1 MiB; the key has more than
+            200 characters; the session commits each statement separately.
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message gets
             a new position for each delivery, as with SQS.
         """
@@ -105,7 +107,7 @@ class KeyedState(FenceTable):
     def read(
         self, session: SqlSession, queue: str, key: str = "", app: str | None = None
     ) -> dict[str, Any]:
-        """Return the saved state of a queue, or stream, and key; empty if there is none.
+        """Return the saved state of a queue or stream and a key; empty without one.
 
         :param app: the app as in `message.app`; needed if the table has states of several.
         """
@@ -120,7 +122,7 @@ class KeyedState(FenceTable):
         check_proof(session, message)
         self._use(session, message.app)
         entered = execute(session, self._enter, {**row, "fence": message.fence})
-        # Reads to the end, without which SQLite refuses the commit.
+        # Read all rows, because otherwise SQLite refuses the commit.
         ((fence, positions, value),) = entered.fetchall()
         written = _decoded(positions, row)
         state = _decoded(value, row)

@@ -1,8 +1,8 @@
 """Spans of OpenTelemetry: ``pip install -e '.[tracing]'``, then ``trace(app)``.
 
 Messages carry the context of their sender in the headers `traceparent` and `tracestate` (W3C Trace
-Context). A job has a span of its own, which is linked to the sender's: a message may wait for
-hours, and a batch has many senders. Names and attributes are those of OpenTelemetry's semantic
+Context). A job has a separate span with a link to the sender's span, because a message may wait for
+hours, and a batch has many senders. Names and attributes follow OpenTelemetry's semantic
 conventions for messaging (version 1.37).
 """
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["trace"]
 
-# OpenTelemetry keeps no more links of a span; a batch may have more messages.
+# OpenTelemetry's maximum number of links of a span; a batch may have more messages.
 MOST_LINKS = 128
 
 
 def trace(app: App, provider: TracerProvider | None = None) -> None:
     """Give each message the context of its sender, and each call of a job a span.
 
-    Call it once, after the app is made. Without a provider that exports spans nothing is recorded;
-    messages carry the context all the same.
+    Call it once, after creating the app. Without a provider that exports spans, nothing is
+    recorded, but messages still carry the context.
 
     :param provider: makes the spans; None for OpenTelemetry's global one.
     """
@@ -72,7 +72,7 @@ def trace(app: App, provider: TracerProvider | None = None) -> None:
 
 
 def _context_headers() -> Mapping[str, str]:
-    """Return the headers with the context in which a message is sent; empty without one."""
+    """Return the headers with the context of the sender; empty without a context."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier
@@ -106,7 +106,7 @@ def _attributes(message: Message | Batch, template: str | None) -> dict[str, str
 
 
 def _record(span: Span, error: Exception) -> None:
-    """Record how an attempt failed. A decision of the job is an event, not an error."""
+    """Record the failure of an attempt. A decision of the job is an event, not an error."""
     if isinstance(error, Outcome):
         span.add_event(f"qdo.{type(error).__name__.lower()}", {"qdo.reason": str(error)[:1000]})
         return

@@ -1,7 +1,7 @@
-"""Signatures of webhooks: those that qdo makes, and those of the senders whose webhooks it stores.
+"""Signatures of webhooks: make qdo's signatures, and verify the signatures of senders.
 
-A sender signs the body, some with an id and a time before it. Signatures are compared in constant
-time, so the delay of an answer does not help to guess them.
+A sender signs the body; some senders sign an id and a time before the body. qdo compares signatures
+in constant time, so the delay of an answer does not help to guess them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-# How far the time of a signature may be from this machine's.
+# The maximum difference between the time of a signature and the local clock.
 TOLERANCE_SECONDS = 300.0
 SECRET_PREFIX = "whsec_"  # noqa: S105 - only the prefix
 SECRET_BYTES = range(16, 129)
@@ -30,13 +30,13 @@ Headers = Mapping[str, str]
 class SignatureScheme:
     """How a sender signs.
 
-    :ivar given: returns the signatures of a request, and what they sign before the body, each part
+    :ivar given: returns the signatures of a request, and the signed parts before the body, each
         with a dot after it. The last part is a time.
-    :ivar signature: returns the signature of bytes as it is in a request.
-    :ivar identity: returns the signed bytes that every attempt to send a verified webhook has.
-        None: nothing tells a repetition from another webhook.
+    :ivar signature: returns the signature of bytes in the form used in requests.
+    :ivar identity: returns the signed bytes that are the same in every attempt to send a verified
+        webhook. None: a repeated webhook looks like a new one.
     :ivar passed_on: headers that describe a webhook. Most schemes do not sign them.
-    :ivar key: returns the key of a secret; raises ValueError if it cannot be one.
+    :ivar key: returns the key of a secret; raises ValueError if the secret is invalid.
     """
 
     given: Callable[[Headers], tuple[Sequence[str], Sequence[str]]]
@@ -46,7 +46,7 @@ class SignatureScheme:
     key: Callable[[str], bytes] = str.encode
 
     def may_verify(self, headers: Headers, now: float) -> bool:
-        """Return whether headers have a signature of about this Unix time; the body tells more."""
+        """Return whether the signature in headers is from about this Unix time; ignore the body."""
         texts, parts = self.given(headers)
         if not any(texts) or any("." in part for part in parts):
             return False
@@ -57,7 +57,7 @@ class SignatureScheme:
         if not self.may_verify(headers, now):
             return False
         texts, parts = self.given(headers)
-        # If the sender's id had a dot in it, its end and the time could be moved into the body.
+        # If the id contained a dot, an attacker could move its end and the time into the body.
         begin = body[:13].partition(b".")
         if len(parts) > 1 and begin[1] and _is_about(begin[0].decode("latin-1"), now):
             return False
@@ -80,14 +80,14 @@ def _hex(key: bytes, signed: bytes) -> bytes:
 
 
 def _standard(headers: Headers, part: str) -> str:
-    """Return a header of Standard Webhooks. Svix has other names for them."""
+    """Return a header of Standard Webhooks, or the header with the name that Svix uses."""
     brand = "webhook" if "webhook-id" in headers else "svix"
     return headers.get(f"{brand}-{part}", "")
 
 
 def standard_key(secret: str) -> bytes:
-    """Return the key of a secret of Standard Webhooks; raise ValueError if it is not one."""
-    named = secret.removeprefix("v1,")  # some senders show the version of the signatures, too
+    """Return the key of a Standard Webhooks secret; raise ValueError if it is invalid."""
+    named = secret.removeprefix("v1,")  # some senders include the signature version
     text = named.removeprefix(SECRET_PREFIX)
     with suppress(ValueError):
         key = base64.b64decode(text, validate=True)
@@ -102,7 +102,7 @@ def _standard_signature(key: bytes, signed: bytes) -> bytes:
 
 
 def standard_headers(keys: Iterable[bytes], id: str, time: int, body: bytes) -> dict[str, str]:
-    """Return the headers of a webhook of Standard Webhooks, with a signature for each key."""
+    """Return the Standard Webhooks headers, with a signature for each key."""
     signed = f"{id}.{time}.".encode() + body
     texts = b" ".join(_standard_signature(key, signed) for key in keys).decode()
     return {"webhook-id": id, "webhook-timestamp": str(time), "webhook-signature": texts}
@@ -116,7 +116,7 @@ def _given_by_stripe(headers: Headers) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _stripe_id(_: Headers, body: bytes) -> bytes:
-    """Return the id in a body: a repetition has another time and number of attempts."""
+    """Return the id in a body, because the time and attempt number differ in a repetition."""
     try:
         event = json.loads(body)
     except (ValueError, RecursionError):
@@ -132,9 +132,9 @@ SCHEMES: Mapping[str, SignatureScheme] = {
         identity=lambda _, body: body,
         passed_on=("x-github-event", "x-github-delivery", "x-github-hook-id"),
     ),
-    # A token, which signs nothing. Since version 17.4 repetitions have the same Idempotency-Key.
-    # Bodies do not tell them: a push to a branch, another one back, and the first one again have
-    # two equal ones.
+    # A token, which signs nothing. Since version 17.4, repeated webhooks have the same
+    # Idempotency-Key. Bodies do not identify a repetition: if a push is reverted and pushed again,
+    # two webhooks have equal bodies.
     "gitlab": SignatureScheme(
         given=lambda headers: ([headers.get("x-gitlab-token", "")], ()),
         signature=lambda key, _: key,
@@ -152,7 +152,7 @@ SCHEMES: Mapping[str, SignatureScheme] = {
         key=standard_key,
     ),
     "stripe": SignatureScheme(_given_by_stripe, _hex, _stripe_id),
-    # Signs nothing: use it behind a proxy that admits no other sender.
+    # Verifies nothing: use it only behind a proxy that admits no other sender.
     "none": SignatureScheme(lambda _: (["none"], ()), lambda *_: b"none", lambda *_: None),
 }
 

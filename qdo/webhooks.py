@@ -49,7 +49,7 @@ class DeclaredWebhook:
             yield f"max_bytes must be a number from 1 to {most}, got {self.max_bytes!r:.60}"
 
     def keys(self) -> list[bytes]:
-        """Read the secrets; raise UsageError if one is missing, empty or no secret."""
+        """Read the secrets; raise UsageError if a secret is missing, empty or invalid."""
         places = [] if self.secret is None else self.secret.split(",")
         return [self._key(place.strip()) for place in places] or [b""]
 

@@ -1,4 +1,4 @@
-"""Statements in a transaction of an app, through psycopg or SQLAlchemy."""
+"""Execute statements in a transaction of an app, through psycopg or SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from psycopg.rows import tuple_row
 
 from qdo.errors import UsageError
 
-# SQLAlchemy gives an asynchronous connection to the function of `AsyncSession.run_sync`.
+# SQLAlchemy passes an asynchronous connection to the function of `AsyncSession.run_sync`.
 _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
 
 
 def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     """Return the function that executes statements in a transaction, and psycopg's connection.
 
-    :raises UsageError: it is neither of psycopg nor of SQLAlchemy with psycopg; or it will be
-        prepared, which PostgreSQL refuses after the notification that a message needs.
+    :raises UsageError: the connection is neither from psycopg nor from SQLAlchemy with psycopg. Or
+        its transaction will be prepared, which PostgreSQL refuses after the notification that a
+        message needs.
     """
     if isinstance(connection, psycopg.Connection):
         _check_one_phase(connection)
@@ -43,7 +44,7 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
 
 
 def _check_one_phase(driver: Any) -> None:
-    if getattr(driver, "_tpc", None) is not None:  # psycopg publishes no other sign of it
+    if getattr(driver, "_tpc", None) is not None:  # psycopg has no public attribute for it
         raise UsageError(
             reason="connection must not be in a two-phase commit, because PostgreSQL prepares no "
             "transaction that has notified others; send with a qdo.outbox.Outbox in it"

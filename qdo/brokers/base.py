@@ -1,12 +1,11 @@
 """The interface of every broker: capabilities, readers, subscriptions, delayed messages.
 
 There are two families of brokers: logs (resume at a position) and mailboxes (acknowledge by
-deleting). To the engine a mailbox is a log as well: of the messages that it received and holds,
-in the order of receipt. `Subscription` is the rest of a mailbox's interface, and that of every
-broker that must be polled.
+deleting). The engine treats a mailbox as a log of the messages that it holds, in the order of
+receipt. `Subscription` is the interface of mailboxes and of every other broker that must be polled.
 
-Recorded positions that lie in the future were written by another program. A worker that believed
-them would pass over the messages that are sent until then.
+If a recorded position lies in the future, another program wrote it. A worker that trusted it would
+skip all messages that are sent before that time.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from qdo.positions import TIME_POSITIONS, Positions, format_position, position_n
 if TYPE_CHECKING:
     from qdo.coordination.znodes.queue_node import FailureRecord
 
-# Prefix of the id of an open poll, which is kept beside the receipts of held messages.
+# Prefix of the id of an open poll. The receipt store keeps these ids with the receipts.
 OPEN_POLL = "poll "
-# Remedies that errors name, for callers of `App.send` and of ``qdo send``.
+# Remedies in errors, for callers of `App.send` and of ``qdo send``.
 REFERENCE = "store it elsewhere and send a reference"
 NO_DELAY = "send without delay_seconds and at (--delay, --at)"
 NO_DEDUP = "send without dedup_key (--dedup-key)"
 
 
 class ReceiptHandleStore(Protocol):
-    """Keeps receipts of held messages; see `qdo.worker.shared_memory`."""
+    """Stores the receipts of held messages; see `qdo.worker.shared_memory`."""
 
     def keep(self, queue: str, receipt: str) -> int: ...
 
@@ -48,45 +47,45 @@ class ReceiptHandleStore(Protocol):
 
 
 class Reader(Protocol):
-    """Reads one queue for its owner, in order, from a position on."""
+    """Reads one queue for its owner, in order, starting after a position."""
 
     def fetch(self, limit: int) -> Sequence[tuple[int, bytes, str | None, str | None]]:
-        """Return the next rows, at most `limit`, none when the queue is at its tip."""
+        """Return at most `limit` of the next rows; an empty sequence at the tip of the queue."""
 
 
 class Subscription(abc.ABC):
     """The messages of a queue whose broker must be polled, for the owner of the queue.
 
-    It lasts as long as the claim: opened when that begins, closed when none of its jobs still runs.
-    No method waits for the broker: greenlets of the broker make the calls, and listeners
-    (`Broker.listen`) are woken when there are new messages to fetch.
+    The owner opens it when its claim begins, and closes it when the last job of the claim has
+    ended. No method waits for the broker. Greenlets of the broker make the calls, and wake
+    listeners (`Broker.listen`) when there are new messages to fetch.
 
-    :ivar end: the position of the end of a queue that receives no more messages, None while there
-        may be more. Known once all messages were fetched.
-    :ivar fetched_through: a position behind all fetched messages and before all later ones, which
-        is worth recording although no message has it; None: no such position. `last` moves with
-        it, so that a queue without messages makes progress in time. It rarely changes, because
-        each change is a write.
+    :ivar end: the position of the end of a queue that receives no more messages. None while more
+        may arrive, and until the owner has fetched all messages.
+    :ivar fetched_through: a position after all fetched messages and before all later ones, for the
+        owner to record although no message has this position; None: no such position. `last`
+        follows it, even in a queue without messages. It rarely changes, because each change is a
+        write.
     """
 
     end: int | None = None
     fetched_through: int | None = None
-    # Whether jobs may start: not while the queue is blocked, nor after the end of the lease, when
-    # another worker may own the queue. Set by the engine. While it returns False, a mailbox must
-    # not receive messages that another owner could have.
+    # Whether jobs may start; the engine sets it. It returns False while the queue is blocked, and
+    # after the lease, when another worker may own the queue. Meanwhile a mailbox must not receive
+    # messages that another owner could receive.
     may_start: Callable[[], bool] = staticmethod(lambda: True)
-    # Called when `unconfirmed` no longer returns any name; set by the engine, which records it.
+    # Called when `unconfirmed` has become empty; the engine sets it, and records the change.
     on_confirmed: Callable[[], None] = staticmethod(lambda: None)
-    # Returns the positions of the messages whose jobs run; set by the engine.
+    # Returns the positions of the messages whose jobs are running; the engine sets it.
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
-        """Return a reader of the messages behind a position; `fetch` returns received messages.
+        """Return a reader of the messages after a position; `fetch` returns received messages.
 
-        A fetch that leaves no received message starts the next poll; without fetches there are no
-        polls. The rows may be an iterator with a `length_hint` that skips messages which were lost
-        meanwhile.
+        A fetch that takes the last received message starts the next poll. Without fetches there are
+        no polls. The rows may be an iterator with a `length_hint`, which skips messages that were
+        lost in the meantime.
         """
 
     @abc.abstractmethod
@@ -94,13 +93,13 @@ class Subscription(abc.ABC):
         """Return whether the last poll found no more messages."""
 
     def behind_seconds(self) -> float | None:
-        """Return the age of the first message that is not done, 0 at the tip; None: unknown."""
+        """Return the age of the first unfinished message, 0 at the tip, None if unknown."""
         return None
 
     def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
         """Acknowledge a message."""
 
-    def done_through(self, position: int) -> None:  # noqa: B027 - as above
+    def done_through(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
         """Acknowledge every fetched message up to a position."""
 
     def is_held(self, position: int) -> bool:
@@ -112,35 +111,36 @@ class Subscription(abc.ABC):
         return None
 
     def has_followers(self) -> bool:
-        """Return whether messages follow that the broker returns once the fetched ones are done.
+        """Return whether the broker has more messages, which it returns after the fetched ones.
 
-        Then waiting for more messages before a job begins only delays it.
+        If so, a wait for more messages before a job begins only delays the job.
         """
         return False
 
     def unconfirmed(self) -> tuple[str, ...]:
-        """Return the names of done messages that may still be received again.
+        """Return the names of done messages that an owner may still receive again.
 
-        The queue node records them: a later owner acknowledges them without processing them.
+        The queue node records the names. A later owner acknowledges these messages without
+        processing.
         """
         return ()
 
-    def poll_now(self) -> None:  # noqa: B027 - most poll often
-        """Poll at once, not after a pause: a sender sent to this queue."""
+    def poll_now(self) -> None:  # noqa: B027 - most brokers poll often
+        """Poll at once, without a pause, because a sender has sent to this queue."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Stop polling and release the messages that are not done; returns at once."""
+        """Stop polling, and release unfinished messages; return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
-    """A message that is not due yet, or that no listener has moved into its queue."""
+    """A message that is not due yet, or that no listener has moved into its queue yet."""
 
-    # Names it within its broker.
+    # The number of the message, which is unique within the broker.
     number: int
     id: str
-    # UUIDv1 time.
+    # The due time, as a UUIDv1 time.
     due: int
     key: str | None
     # JSON object of str to str, or None.
@@ -149,12 +149,12 @@ class DelayedMessage:
 
 
 class DelayedMessages:
-    """The delayed messages of a broker that cannot delay any."""
+    """The delayed messages of a broker that does not support delays."""
 
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
     ) -> list[DelayedMessage]:
-        """Return delayed messages of a queue, the next due first; with `ids`, only these."""
+        """Return the delayed messages of a queue, or those with `ids`; the next due comes first."""
         return []
 
     def numbers(self, queue: str) -> list[int]:
@@ -164,14 +164,14 @@ class DelayedMessages:
     def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
         """Delete delayed messages; return the numbers of those that were still delayed.
 
-        A message is either moved into its queue or deleted, never both.
+        The broker either moves a message into its queue or deletes it, never both.
         """
         return set()
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The features of a kind of broker; a starting worker rejects jobs that need more."""
+    """The features of a kind of broker; a starting worker rejects jobs that need others."""
 
     ordered: bool
     seekable: bool
@@ -180,43 +180,43 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
-    # The window of all deduplication keys, None: the sender chooses.
+    # The window of all deduplication keys; None: the sender chooses.
     dedup_seconds: float | None = None
-    # How long a message can be held at most, None: forever. No job may take longer.
+    # The maximum time for which an owner can hold a message; None: forever. No job may take longer.
     hold_seconds: float | None = None
-    # The remedy for bodies that are larger than `max_body_bytes`.
+    # The remedy for bodies larger than `max_body_bytes`.
     larger_bodies: str = REFERENCE
-    # Owners must poll for messages: they read through `Broker.subscribe`.
+    # Whether owners must poll for messages, through `Broker.subscribe`.
     subscriptions: bool = False
-    # Owners poll less often while a queue is empty, so that a sender may notify them.
+    # Whether owners poll empty queues less often, and senders should notify them.
     doorbell: bool = False
-    # Queues differ in the order that `QueueCatalog.order` returns.
+    # Whether `QueueCatalog.order` differs between queues.
     mixed_order: bool = False
-    # `QueueCatalog.config_warnings` may return something.
+    # Whether `QueueCatalog.config_warnings` may return warnings.
     checks_config: bool = False
-    # A queue that this many lists in a row do not have is retired; None: never.
+    # The number of successive lists without a queue after which it is retired; None: never.
     missing_lists_before_retire: int | None = None
     # `Positions.text` of the end of a closed queue; None: queues have no end.
     end_position_text: str | None = None
-    # It stores requests: `Broker.requests` is there.
+    # Whether the broker stores requests and has `Broker.requests`.
     requests: bool = False
-    # It stores streams: `Broker.streams` is there.
+    # Whether the broker stores streams and has `Broker.streams`.
     streams: bool = False
-    # How many backlogs a look at all queues reads at most, because each is a call that is paid for
-    # or counted; None: all of them.
+    # The maximum number of backlogs that a look at all queues reads, because each needs a call that
+    # is billed or limited; None: all backlogs.
     backlog_budget: int | None = None
 
     @property
     def lasting_dedup(self) -> bool:
-        """Whether deduplication keys may be valid for `LASTING_DEDUP_SECONDS`."""
+        """Whether deduplication keys can be valid for `LASTING_DEDUP_SECONDS`."""
         return self.dedup and (self.dedup_seconds or LASTING_DEDUP_SECONDS) >= LASTING_DEDUP_SECONDS
 
 
 class Row(NamedTuple):
     """One fetched message."""
 
-    # Brokers return plain tuples of this shape where that is faster (a named tuple costs more to
-    # make than the message is to fetch).
+    # Brokers return plain tuples of this shape where speed matters: making a named tuple takes
+    # longer than fetching the message.
 
     position: int
     body: bytes
@@ -225,7 +225,7 @@ class Row(NamedTuple):
 
 
 class _Missing:
-    """A store that this kind of broker lacks; a broker that has it sets the attribute."""
+    """A store that this kind of broker lacks; other brokers set the attribute."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self._what = what
@@ -238,18 +238,18 @@ class _Missing:
 class Broker(abc.ABC):
     """A broker: sends, reads and trims messages.
 
-    :ivar dead_letters: the messages that failed for the last time.
+    :ivar dead_letters: messages whose last attempt has failed.
     :ivar delayed: the delayed messages, for operators; only with `Capabilities.peek`.
     :ivar id_node: 48-bit node of the UUIDs made from positions (`message.message_id`).
-    :ivar identity: random id of a broker that is a file: workers of an app with different files
-        would not see each other's messages. "" if workers anywhere reach the same broker.
-    :ivar on_sent: a broker with a doorbell calls it with the queues of messages that can be
-        received now; it returns at once and raises nothing.
-    :ivar max_queues: the most queues that the app may have, None: any number.
-    :ivar sets_limit: whether a server that enforces `max_queues` for all processes takes it from
-        this one; False for senders and commands, whose settings may be others.
-    :ivar max_read_bytes: the largest body to transfer from a server to which other programs send;
-        larger ones are unreadable messages, and their dead letters are complete.
+    :ivar identity: random id of a broker that is a file, because workers with different files do
+        not see each other's messages. "" if workers on all machines reach the same broker.
+    :ivar on_sent: a broker with a doorbell calls it with the queues of messages that owners can
+        receive now. It returns at once and raises nothing.
+    :ivar max_queues: the maximum number of queues of the app; None: any number.
+    :ivar sets_limit: whether this process sets the `max_queues` that a server enforces for all
+        processes. False for senders and commands, whose settings may differ.
+    :ivar max_read_bytes: the largest body to transfer from a server to which other programs send.
+        Messages with larger bodies are unreadable, but their dead letters are complete.
     """
 
     capabilities: Capabilities
@@ -271,7 +271,7 @@ class Broker(abc.ABC):
     streams: StreamStore = cast(
         Any, _Missing("store streams", "use a PostgreSQL broker, or the shards of Kinesis itself")
     )
-    # Returns the stream of a shard, and the name of any other queue.
+    # Returns the stream of a shard; for any other queue, the name of the queue.
     stream_of: Callable[[str], str] = staticmethod(str)
 
     @property
@@ -288,8 +288,8 @@ class Broker(abc.ABC):
         """Store messages durably, all or none, in the given order; return their ids."""
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        """Do as `send_many` without blocking the asyncio loop."""
-        import asyncio  # slow to import, and most senders do not need it
+        """Store messages like `send_many`, without blocking the asyncio loop."""
+        import asyncio  # slow to import, and unused by most senders
 
         return await asyncio.to_thread(self.send_many, messages)
 
@@ -304,17 +304,17 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def reader(self, queue: str, after: int) -> Reader:
-        """Return a reader of the messages behind position `after` (0: all)."""
+        """Return a reader of the messages after position `after` (0: all messages)."""
 
     @abc.abstractmethod
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         """Call `wake(queues)` soon after messages for them become readable.
 
-        While a listener is registered, delayed messages become readable when they are due. The
-        messages that are already due are readable when this returns.
+        While a listener is registered, delayed messages become readable when they are due. Messages
+        that are already due are readable when this method returns.
 
         A greenlet or thread of the broker calls `wake`, which must not block. A call may name a
-        queue without new messages, but never misses a queue with some.
+        queue without new messages, but never omits a queue with new messages.
 
         :return: a function that unregisters the listener.
         """
@@ -326,11 +326,11 @@ class Broker(abc.ABC):
         unconfirmed: Sequence[str],
         on_lost: Callable[[int], None],
     ) -> Subscription:
-        """Begin to poll for the messages of a queue behind `after`, on behalf of its owner.
+        """Begin to poll for the messages of a queue after a position, for its owner.
 
-        Called only where the broker has `Capabilities.subscriptions`.
+        Called only for brokers with `Capabilities.subscriptions`.
 
-        :param unconfirmed: as recorded by an earlier owner, see `Subscription.unconfirmed`.
+        :param unconfirmed: names that an earlier owner recorded, see `Subscription.unconfirmed`.
         :param on_lost: called by a greenlet of the broker with the position of a fetched message
             that another owner may receive from now on.
         """
@@ -339,41 +339,42 @@ class Broker(abc.ABC):
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def was_away(self, since: float) -> bool:
-        """Return whether the broker is away, or was at some time since an attempt began.
+        """Return whether the broker is away, or has been away since an attempt began.
 
-        :param since: of `qdo.system.clock`, in seconds. The attempt has failed, perhaps because it
-            uses the same server. False for a file, and where only a costly call would tell.
+        :param since: the start of the attempt by `qdo.system.clock`, in seconds. The attempt has
+            failed, perhaps because it uses the same server. The result is False for a file, and for
+            a broker that would need a costly call.
         """
         return False
 
     def attach_receipt_store(self, receipts: ReceiptHandleStore) -> None:  # noqa: B027 - optional
-        """Keep the receipts of held messages in a store; call it before the first `subscribe`."""
+        """Keep the receipts of held messages in a store; call this before the first `subscribe`."""
 
     def release(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - optional
-        """Make messages receivable again that a dead process held.
+        """Make the messages of a dead process receivable again.
 
-        :param held: queue and receipt of each, where invalid ones are skipped. One that begins with
-            `OPEN_POLL` means that the process had a poll open.
+        :param held: queue and receipt of each message; invalid receipts are skipped. A receipt that
+            begins with `OPEN_POLL` means that the process had an open poll.
         """
 
     @abc.abstractmethod
     def trim(self, queue: str, last: int, older_than: float) -> int:
         """Delete messages up to `last` sent over `older_than` seconds ago; return their number."""
-        # Messages behind `last` are never deleted.
+        # Messages after `last` are never deleted.
 
     def delete_queue(self, queue: str, last: int) -> None:
         """Delete a queue that no worker owns, with its messages up to a position.
 
-        :param last: messages up to this position are done, or may be dropped.
-        :raises QueueNotEmptyError: it has later or delayed messages, or dead letters.
-        :raises UnsupportedError: the queues of this broker are deleted at its service.
+        :param last: messages up to this position are done or disposable.
+        :raises QueueNotEmptyError: the queue has later or delayed messages, or dead letters.
+        :raises UnsupportedError: operators delete the queues of this broker at its service.
         """
         what = "delete queues"
         remedy = "delete the queue at its service, then run this again"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def call_counts(self) -> dict[str, int]:
-        """Return the number of calls so far, by action; nothing where they are not counted."""
+        """Return the number of calls so far, by action; empty if the broker counts none."""
         return {}
 
     @abc.abstractmethod
@@ -383,21 +384,21 @@ class Broker(abc.ABC):
 
 def check_reached(broker: Broker, queue: str, done: int) -> None:
     """Raise PositionAheadError if a queue cannot have been processed up to a position."""
-    # A message may have a position in the future, if it was sent by a machine whose clock is ahead:
-    # the position is later than now and than every message.
+    # A message may have a position in the future if the clock of its sender was ahead. So a wrong
+    # position is later than now, and later than every message.
     if _may_be_ahead(broker, done):
         check_head(broker, queue, done, broker.catalog.backlog(queue, 0).head)
 
 
 def check_head(broker: Broker, queue: str, done: int, head: int) -> None:
-    """Check as `check_reached`, given the position of the queue's newest message."""
+    """Check like `check_reached`, given the position of the queue's newest message."""
     time = broker.positions.to_time(done)
     if _may_be_ahead(broker, done) and time > broker.positions.to_time(head):
         raise PositionAheadError(queue=queue, time=format_position(time))
 
 
 def _may_be_ahead(broker: Broker, done: int) -> bool:
-    """Return whether a position is only a time, and later than now."""
+    """Return whether a position consists only of a time, which is later than now."""
     positions = broker.positions
     if not broker.capabilities.seekable or positions.to_text(done) is not None:
         return False

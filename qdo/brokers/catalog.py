@@ -18,24 +18,24 @@ class Backlog:
     """The messages that wait in a queue after a position."""
 
     count: int
-    # Position of the first waiting message, None when there is none.
+    # The position of the first waiting message, or None.
     oldest: int | None
-    # Position of the newest message ever sent, 0 when there was none.
+    # The position of the newest message ever sent, 0 without one.
     head: int
-    # Messages that are not due yet; they are not in `count`.
+    # The number of messages that are not due yet; `count` excludes them.
     delayed: int = 0
-    # The count is an estimate; where the broker is not `countable`, 1 stands for any number.
+    # Whether the count is an estimate. If the broker is not `countable`, 1 stands for any number.
     approximate: bool = False
-    # Messages of `count` that a consumer has received; 0 where the broker hides no message.
+    # The messages in `count` that a consumer has received; 0 if the broker never hides messages.
     in_flight: int = 0
-    # Age of the next message to read, 0 at the tip; None where the broker does not report it.
+    # The age of the next message to read, 0 at the tip; None if the broker does not report it.
     behind_seconds: float | None = None
-    # Why a worker cannot read on from the position, with the remedy.
+    # The reason why a worker cannot read after the position, with the remedy.
     fault: str | None = None
-    # Whether messages behind the position were deleted before they were read; see `fault`.
+    # Whether messages after the position were deleted before a worker read them; see `fault`.
     lost: bool = False
-    # Age at which the broker deletes messages, also unread ones; None if it does not, or if it was
-    # not asked because the next message is far from it.
+    # The age at which the broker deletes messages, even unread messages. None if it never deletes
+    # them, or if the next message is far from that age and the broker was not asked.
     retention_seconds: float | None = None
 
 
@@ -49,9 +49,9 @@ class QueueCatalog(abc.ABC):
     Every method raises a `QdoError` if the broker does not answer or denies the call.
     """
 
-    # How often the leading worker compares the broker's queues with the queue nodes.
+    # The interval at which the leader compares the broker's queues with the queue nodes.
     list_seconds: float = 10.0
-    # `last` of a new queue that has parents, when the app already had queues.
+    # The `last` of a new queue with parents, if the app already had queues.
     child_start: int = 0
 
     @abc.abstractmethod
@@ -64,55 +64,56 @@ class QueueCatalog(abc.ABC):
 
     @abc.abstractmethod
     def backlog(self, queue: str, after: int) -> Backlog:
-        """Return the backlog of a queue: its messages behind position `after`."""
+        """Return the backlog of a queue: its messages after position `after`."""
 
     def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
-        """Return the backlogs of many queues, each behind its position.
+        """Return the backlogs of many queues, each after its position.
 
-        Called only where `Capabilities.backlog_budget` is None: there one query answers for many.
+        Called only if `Capabilities.backlog_budget` is None: then one query answers for many
+        queues.
         """
         return {queue: self.backlog(queue, position) for queue, position in after.items()}
 
     def head(self, queue: str) -> int:
-        """Return the position of the newest message ever sent, 0 when there was none."""
+        """Return the position of the newest message ever sent, 0 without one."""
         return self.backlog(queue, 0).head
 
     def order(self, queue: str) -> Order:
         """Return the strictest order in which a queue can be processed.
 
-        Called only where the broker has `Capabilities.mixed_order`.
+        Called only if the broker has `Capabilities.mixed_order`.
         """
         return "queue"
 
     def parents(self, queue: str) -> Sequence[str]:
-        """Return the queues that must be finished before this one may begin."""
+        """Return the queues that must be finished before this queue may begin."""
         return ()
 
     def is_reopened(self, queue: str) -> bool:
-        """Return whether a listed queue still receives messages, so that it has no end.
+        """Return whether a listed queue still receives messages, and so has no end.
 
-        A queue node that says finished then belongs to an earlier queue of the same name.
+        If so, a queue node with the state finished belongs to an earlier queue of the same name.
         """
         return False
 
     def has_position(self, queue: str, position: int) -> bool:
-        """Return whether a queue has, or had, a message at a position of the broker's own form."""
+        """Return whether a queue has, or had, a message at a broker-specific position."""
         return True
 
     def request_rows(self) -> tuple[int, int]:
-        """Return about how many live and dead rows requests have; 0 where none stays dead."""
+        """Return the approximate live and dead rows of requests; 0 if no row stays dead."""
         return 0, 0
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> Sequence[str]:
-        """Return necessary changes to queues at the broker: sentences with the remedy.
+        """Return necessary changes to queues at the broker, as sentences with the remedy.
 
-        Called only where the broker has `Capabilities.checks_config`.
+        Called only if the broker has `Capabilities.checks_config`.
         """
         return ()
 
     def connection_warnings(self, concurrency: Sequence[int]) -> Sequence[str]:
-        """Warn if jobs may need more connections than the broker's server has, as above.
+        """Return warnings if jobs may need more connections than the broker's server has.
 
-        :param concurrency: of each worker process.
+        :param concurrency: the concurrency of each worker process.
         """
         return ()

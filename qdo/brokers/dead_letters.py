@@ -40,7 +40,7 @@ class DeadLetterRecord:
     attempts: int
     worker: str
     fence: int
-    # Unix time in seconds.
+    # The time of death, as Unix time in seconds.
     dead_at: float = field(default=0.0)
 
     def entry(self) -> DeadLetterEntry:
@@ -71,8 +71,8 @@ _Letter = TypeVar("_Letter", DeadLetterRecord, DeadLetterEntry)
 class DeadLetterStore(abc.ABC):
     """The dead letters of a broker's queues.
 
-    :ivar marks: returns the marks of messages whose id is in a header, None if their ids need no
-        proof. Not called for reading: not every reader of dead letters may read the keys.
+    :ivar marks: returns the marks of messages with an id in a header, None if ids need no proof.
+        Reads do not call it, because some readers of dead letters may not read the keys.
     """
 
     marks: Callable[[], IdMarks | None] | None = None
@@ -83,15 +83,15 @@ class DeadLetterStore(abc.ABC):
 
     @abc.abstractmethod
     def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        """Return the dead letters of a queue, or of all, oldest first."""
+        """Return the dead letters of one or all queues, oldest first."""
 
     def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        """Return one dead letter, None when it does not exist."""
+        """Return one dead letter, None if it does not exist."""
         found = (each for each in self.records(queue) if each.position == position)
         return next(found, None)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of dead letters of each queue that has any."""
+        """Return the number of dead letters of each queue that has dead letters."""
         return Counter(record.queue for record in self.records())
 
     def total(self) -> int:
@@ -106,10 +106,10 @@ class DeadLetterStore(abc.ABC):
         since: float | None = None,
         until: float | None = None,
     ) -> list[DeadLetterEntry]:
-        """Return the dead letters of a queue, or of all, without bodies, oldest first.
+        """Return the dead letters of one or all queues without bodies, oldest first.
 
-        :param error: text that the error contains, in any case.
-        :param since: Unix time; only messages that died then or later, and `until` then or earlier.
+        :param error: text that the error contains; case does not matter.
+        :param since: Unix time; only messages that died between `since` and `until`, inclusive.
         """
         entries = (record.entry() for record in self.records(queue))
         return [each for each in entries if matches(each, error, since, until)]
@@ -117,7 +117,7 @@ class DeadLetterStore(abc.ABC):
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
         """Delete the oldest dead letters of a queue for good; return their number.
 
-        :param keep: the number that remains at most; the others are those of the oldest messages.
+        :param keep: the maximum number to keep; the letters of the oldest messages are deleted.
         :param before: Unix time; also delete the messages that died earlier.
         """
         found = sorted(self.find(queue), key=lambda entry: entry.position)
@@ -131,21 +131,21 @@ class DeadLetterStore(abc.ABC):
 
     @abc.abstractmethod
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        """Move dead letters to the end of their queues, in the given order, all or none.
+        """Move dead letters to the ends of their queues in the given order, all or none.
 
-        One transaction stores each as a message and removes the dead letter. The message keeps
-        its id and gets a header that counts its retries: see `qdo.headers`.
+        One transaction stores each dead letter as a message and removes the dead letter. The
+        message keeps its id, and gets a header that counts its retries, see `qdo.headers`.
 
-        :param keys: queue and position of each.
-        :return: the new position of each, None where the dead letter does not exist.
+        :param keys: queue and position of each dead letter.
+        :return: the new position of each message, None for a missing dead letter.
         """
 
     @abc.abstractmethod
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        """Delete dead letters for good; return for each whether it existed."""
+        """Delete dead letters permanently; return whether each existed."""
 
     def headers_again(self, letter: DeadLetterRecord, own_id: str) -> str | None:
-        """Return the headers with which a dead letter is sent again; see `retried_headers`."""
+        """Return the headers for retrying a dead letter; see `retried_headers`."""
         marks = None if self.marks is None else self.marks()
         if marks is None:
             return retried_headers(letter.headers, own_id)
@@ -154,9 +154,9 @@ class DeadLetterStore(abc.ABC):
 
 
 class SqlDeadLetters(DeadLetterStore):
-    """The reading half of a store of dead letters in a SQL table.
+    """The read methods of a store of dead letters in a SQL table.
 
-    :cvar queries: returns whole dead letters, entries, and the number of each queue.
+    :cvar queries: the queries for whole dead letters, entries, and the counts of queues.
     :param read: returns the rows of a query, given its parameters except for the app.
     """
 
@@ -182,7 +182,7 @@ class SqlDeadLetters(DeadLetterStore):
         until: float | None = None,
     ) -> list[DeadLetterEntry]:
         found = self._read(self.queries[1], queue=queue, since=since, until=until)
-        # SQLite would compare errors in any case for ASCII only.
+        # SQLite ignores case only for ASCII characters.
         entries = map(_dated, itertools.starmap(DeadLetterEntry, found))
         return [each for each in entries if matches(each, error, None, None)]
 
@@ -191,9 +191,9 @@ class SqlDeadLetters(DeadLetterStore):
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dead letter that its store keeps as JSON, in the record's types."""
-    # Others than qdo may write to the store: no field is taken at its word. ValueError, KeyError or
-    # TypeError say that it is not a dead letter.
+    """Return the fields of a dead letter from its stored JSON, with the types of the record."""
+    # Programs other than qdo may write to the store, so no field is trusted. ValueError, KeyError
+    # or TypeError mean that the JSON is not a dead letter.
     texts = {name: _text(fields[name]) for name in ("queue", "error", "worker")}
     if reason := name_error(texts["queue"]):
         raise ValueError(f"queue: {reason}")
@@ -208,7 +208,7 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dated(letter: _Letter) -> _Letter:
-    """Return a dead letter with a time that has a date: a worker may have written any number."""
+    """Return a dead letter whose time is a valid date; a worker may have written any number."""
     if 0 <= letter.dead_at < LATEST_SECONDS:
         return letter
     return replace(letter, dead_at=_with_date(letter.dead_at))
@@ -232,9 +232,9 @@ def _number(value: Any) -> int:
 
 
 def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadLetterRecord:
-    """Return the dead letter for a delayed message that is refused, or raise its error."""
-    # It was accepted when it was sent: its queue may be a shard now. As a dead letter it delays no
-    # other. An error that is not about the message is raised.
+    """Return the dead letter for a delayed message that the store refuses, or raise the error."""
+    # The store accepted the message when it was sent, but its queue may be a shard by now. A dead
+    # letter delays no other message. An error that does not concern the message is raised.
     if failure_kind(error) is not FailureKind.REFUSED:
         raise error
     log.warning(
@@ -268,8 +268,8 @@ def matches(
 
 
 def retried_headers(headers: str | None, own_id: str) -> str | None:
-    """Return the headers of a message that is retried: its first id and its retry count."""
-    # Its sending time is that of the retry, and it is not delayed again.
+    """Return the headers of a retried message: its first id and its retry count."""
+    # The message gets the send time of the retry, and is not delayed again.
     known = parsed(headers) or {}
     before = known.get(RETRIED, "")
     times = int(before) if before.isascii() and before.isdecimal() and len(before) < 10 else 0

@@ -1,7 +1,7 @@
-"""Calls of any number of threads, greenlets and coroutines, handled in groups by a native thread.
+"""A native thread that handles calls of many threads, greenlets and coroutines in groups.
 
-The thread takes all calls that arrived while it was busy together: one transaction, or one round
-trip, for all of them. A single call is handled immediately, without a timer.
+The thread handles all calls that arrived while it was busy together, in one transaction or one
+round trip. It handles a single call immediately, without a timer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ W = TypeVar("W")
 
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
-# Size at which a group is complete.
+# The size at which a group is complete.
 GROUP_BYTES = 16 * 1024 * 1024
 
 
@@ -64,8 +64,8 @@ class GroupedCall(Generic[W]):
 class GroupedCalls(abc.ABC, Generic[W]):
     """The calls of one process to a resource that one native thread uses.
 
-    :ivar commits: how many transactions, or groups of writes, it has committed.
-    :param name: name of the thread in errors; it must live as long as its process.
+    :ivar commits: the number of committed transactions, or groups of writes.
+    :param name: name of the thread in errors. The thread must live as long as its process.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,8 +75,8 @@ class GroupedCalls(abc.ABC, Generic[W]):
         self._ended_calls = 0  # counted by the thread
         self._pid = os.getpid()
         self._closed = False
-        # So that no call follows the last one. A signal handler or `__del__` may interrupt a call
-        # and make another one on the same thread.
+        # Ensures that no call follows the close. Reentrant, because a signal handler or `__del__`
+        # may interrupt a call and make another one on the same thread.
         self._closing = native_rlock()
         self._ident = 0
         self._ended: Settable | None = None
@@ -90,7 +90,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return self._begun - self._ended_calls
 
     def call(self, work: W, size: int = 0) -> Any:
-        """Let the thread do some work, about `size` bytes of its group, and return its result."""
+        """Have the thread do some work of about `size` bytes, and return the result."""
         done = signal()
         call = GroupedCall(work, size, done)
         self._put(call)
@@ -98,8 +98,8 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return call.outcome()
 
     async def acall(self, work: W, size: int = 0) -> Any:
-        """Do the same as `call` for a coroutine, without blocking its event loop."""
-        # With a thread per call, the number of threads would limit the size of a group.
+        """Work like `call` for a coroutine, without blocking its event loop."""
+        # With one thread per call, the number of threads would limit the size of a group.
         done = LoopSignal()
         call = GroupedCall(work, size, done)
         self._put(call)
@@ -144,7 +144,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     @property
     def kept(self) -> int:
-        """Number of calls that `handle` has kept: it is called again, if need be without others."""
+        """The number of calls that `handle` has kept; above 0, `handle` is called again."""
         return 0
 
     @abc.abstractmethod
@@ -153,7 +153,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Release the resource: no call follows."""
+        """Release the resource; no call follows."""
 
     def _run(self) -> None:
         try:
@@ -177,7 +177,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
         """Return the queued calls, and whether to close; `wait` for a call if none is queued."""
         calls: list[GroupedCall[W]] = []
         size = 0
-        closing = self._ended is not None  # read first: no call is queued after that
+        closing = self._ended is not None  # read first: later, no call is queued
         if not wait and self._calls.empty():
             return calls, closing
         call = self._calls.get()
@@ -194,7 +194,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
 
 class GroupCommitBroker(Broker):
-    """A broker in a database; its writer commits the messages of many calls together."""
+    """A broker in a database, whose writer commits the messages of many calls together."""
 
     capabilities = Capabilities(
         ordered=True,

@@ -9,46 +9,46 @@ from qdo.errors import MessageTooLargeError, UsageError
 from qdo.message import Message
 from qdo.queues import check_queue_name
 
-# Default window of a deduplication key.
+# The default window of a deduplication key.
 DEDUP_SECONDS = 300.0
-# Window of what outboxes and repeated attempts send again: their longest pause in between.
+# The window for outboxes and repeated attempts: the longest pause before they send again.
 LASTING_DEDUP_SECONDS = 604_800.0
 
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """When a message is delivered, and whether it is stored."""
+    """The delivery time and the deduplication of a message."""
 
-    # Unix time in seconds before which it must not be delivered; None: at once; below 0: so many
-    # seconds from now, by the clock of the store.
+    # Unix time in seconds before which the broker must not deliver the message. None: at once;
+    # negative: a delay in seconds, by the clock of the store.
     due: float | None = None
-    # A queue stores the first message with a key. For `dedup_seconds` from its sending, sending
-    # another returns the id of the first.
+    # A queue stores the first message with a key. For `dedup_seconds` after that, sending another
+    # message with the key returns the id of the first.
     dedup_key: str | None = None
     dedup_seconds: float = DEDUP_SECONDS
-    # The message whose job sends this one, if the key is made from it.
+    # The message whose job sends this message, if its id is part of the key.
     once: Message | None = None
 
     def due_at(self, now: float) -> float | None:
-        """Return the Unix time before which it must not be delivered; `now` is the store's."""
+        """Return the Unix time of the earliest delivery; `now` is by the clock of the store."""
         return now - self.due if self.due is not None and self.due < 0 else self.due
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message on its way to a broker, its body as it will be stored."""
+    """A message on its way to a broker, with its body in the stored form."""
 
     queue: str
     body: bytes
     key: str | None = None
     # JSON object of str to str, or None.
     headers: str | None = None
-    # None for most: one field, because a million of these are made a minute.
+    # None for most messages. A single field, because a sender makes a million of these a minute.
     terms: SendOptions | None = None
 
 
 def check_text(message: Outgoing, nul: bool = True) -> None:
-    """Raise UsageError for characters that a broker cannot store; `nul`: it can store NUL."""
+    """Raise UsageError for characters that a broker cannot store; `nul` allows NUL."""
     options = message.terms
     texts = (
         ("key", message.key),
@@ -68,7 +68,7 @@ def check_text(message: Outgoing, nul: bool = True) -> None:
 def checked_size(known: set[str], message: Outgoing, nul: bool = True) -> int:
     """Return the size of a body; raise an error if a broker cannot store the message.
 
-    :param known: the names of queues that were checked before; this adds the message's.
+    :param known: the names of queues that were checked before; the call adds the message's queue.
     """
     if message.queue not in known:
         known.add(check_queue_name(message.queue))

@@ -1,4 +1,4 @@
-"""The kinds of brokers, and the facts about each that need no open broker.
+"""The kinds of brokers, and the properties of each that are known without an open broker.
 
 A new broker is one folder and one line in `KINDS`.
 """
@@ -20,9 +20,9 @@ from qdo.text import hide_credentials, how_to_install, wrong_form
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
 
-# By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`. Modules are
-# imported when an address names them: users of one broker need not install the libraries of the
-# others.
+# By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`. A module is
+# imported only when an address names it, so users of one broker need not install the libraries of
+# the others.
 KINDS = {
     "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
     "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
@@ -35,13 +35,13 @@ KINDS = {
 class BrokerSchema:
     """The schema of a broker that is a database; each function takes the broker's address."""
 
-    # Returns the SQL statements that create it, given the seconds of a partition.
+    # Returns the SQL statements that create the schema, given the seconds of a partition.
     script: Callable[[str, int], str]
-    # Returns what `create` would do, "create" or "upgrade", "" if nothing; or raises its error.
+    # Returns the action of `create`: "create", "upgrade" or ""; raises the errors of `create`.
     change: Callable[[str], str]
-    # Creates or upgrades it; returns whether it changed anything.
+    # Creates or upgrades the schema; returns whether it changed anything.
     create: Callable[[str, int], bool]
-    # Returns the SQL statements that let a role be a sender, worker or onlooker.
+    # Returns the SQL statements that give a role the rights of a sender, worker or onlooker.
     grants: Callable[[str, str, str], list[str]]
 
 
@@ -51,14 +51,14 @@ class BrokerKind:
 
     # Opens a broker, given its address and the app's name; see `open_broker`.
     open: Callable[[str, str], Broker]
-    # Returns why an address is invalid, None if it is valid.
+    # Returns the reason why an address is invalid, None if it is valid.
     address_error: Callable[[str], str | None]
-    # Meaning of its positions.
+    # The meaning of the broker's positions.
     positions: Positions = TIME_POSITIONS
-    # How long the broker at an address may take to close.
+    # Returns the time that the broker at an address may take to close.
     closing_seconds: Callable[[str], float] = lambda url: 0.0
-    # The stream that the queues of an address are parts of, None if each queue is separate. A
-    # message for one part may be received from another.
+    # Returns the stream to which the queues of an address belong, None if each queue is separate. A
+    # message for one queue of a stream may be received from another.
     stream: Callable[[str], str | None] = lambda url: None
     # Whether programs other than qdo may send; see `encryption.marks`.
     foreign_senders: bool = False
@@ -68,9 +68,9 @@ class BrokerKind:
     stores_streams: bool = True
     # Whether the broker at an address can store dead letters.
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
-    # How to limit its dead letters, where qdo does not; else "".
+    # How an operator can limit the dead letters, if qdo does not; else "".
     dead_letter_remedy: str = ""
-    # None if opening a broker creates everything that it needs.
+    # The schema; None if opening a broker creates everything that it needs.
     schema: BrokerSchema | None = None
     # Returns a function that opens a connection of DB-API 2.0 to the database at an address, for
     # native threads; None if the broker is not a database with other tables.
@@ -78,7 +78,7 @@ class BrokerKind:
 
 
 def parse_error(parse: Callable[[str], object], url: str) -> str | None:
-    """Return the reason of the `SettingsError` that a parser of addresses raises, else None."""
+    """Return the reason of the `SettingsError` that a parser of addresses raises, or None."""
     try:
         parse(url)
     except SettingsError as error:
@@ -102,7 +102,7 @@ def _reject(url: str, app: str) -> Broker:
 @functools.lru_cache(maxsize=64)
 def kind_of(url: str) -> BrokerKind:
     """Return the kind of the broker at `url`, without opening it."""
-    # The kind for an invalid address has the defaults: opening it raises the error.
+    # An invalid address gets a kind with defaults; opening it raises the error.
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in KINDS:
         return BrokerKind(open=_reject, address_error=_form_error)
@@ -113,7 +113,7 @@ def kind_of(url: str) -> BrokerKind:
 
 
 def schema_of(url: str) -> BrokerSchema:
-    """Return the functions for a schema at `url`; UnsupportedError if it needs none."""
+    """Return the schema functions for `url`; raise UnsupportedError if it needs no schema."""
     schema = kind_of(url).schema
     if schema is None:
         what = "create a schema"
@@ -127,7 +127,7 @@ def schema_of(url: str) -> BrokerSchema:
 def connector_of(url: str) -> Callable[[], Any]:
     """Return a function that opens a plain connection to the database at `url`.
 
-    :raises UnsupportedError: it is not the address of a database server.
+    :raises UnsupportedError: `url` is not the address of a database server.
     """
     connector = kind_of(url).connector
     if connector is None:
@@ -142,11 +142,11 @@ def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
 
     :param url: `sqlite:PATH`, a file shared by the processes of this machine,
         `postgresql://USER@HOST/DATABASE`, `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
-    :param app: its queues in a file or schema are separate from those of every other app. In SQS
-        the prefix separates apps. Each app reads all of a Kinesis stream.
+    :param app: its queues in a file or schema are separate from the queues of every other app. In
+        SQS the prefix separates apps. Each app reads a whole Kinesis stream.
     :raises SettingsError: the scheme is unknown, the address invalid, or the app name impossible.
     :raises DatabaseError: the file cannot be used; see its subclasses.
-    :raises CredentialsError: AWS rejects the credentials, or there are none.
+    :raises CredentialsError: AWS rejects the credentials, or they are missing.
     :raises UnreachableError: the service does not answer.
     :raises UsageError: eventlet has patched this process.
     """

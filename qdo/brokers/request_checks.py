@@ -1,4 +1,4 @@
-"""The checks of requests and their contents, before any store gets them."""
+"""Check requests and their contents before a store gets them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qdo.queues import check_queue_name
 from qdo.text import shorten
 
 MAX_ID_CHARACTERS = 200
-# Characters of a note, an error or a traceback.
+# The maximum number of characters of a note, an error or a traceback.
 MOST_TEXT = 200_000
 
 
 def check_requests(requests: Sequence[NewRequest], most: int) -> int:
-    """Return the size of all bodies; raise an error if a store must refuse one of the requests.
+    """Return the size of all bodies; raise an error if a store must refuse a request.
 
     :param most: the largest body that the broker stores.
     """
@@ -42,7 +42,7 @@ def check_content(pool: str, content: Content | None, most: int) -> int:
 
 
 def check_request_text(subject: str, text: str | None) -> None:
-    """Raise UsageError for text that not every store can keep."""
+    """Raise UsageError for text that some stores cannot keep."""
     if text is not None and ("\0" in text or not is_utf8(text)):
         raise UsageError(
             reason=f"{subject} must not contain NUL or surrogate characters, which brokers cannot "
@@ -51,5 +51,5 @@ def check_request_text(subject: str, text: str | None) -> None:
 
 
 def storable_text(text: str | None) -> str | None:
-    """Return a note or error that can be stored: an attempt must be able to end."""
+    """Return a note or error in a storable form, because an attempt must be able to end."""
     return None if text is None else shorten(utf8_text(text).replace("\0", "\\x00"), MOST_TEXT)

@@ -1,8 +1,8 @@
 """The interface of every store of requests.
 
-Each method is one transaction. A *take* names a request, the worker that took it and how often it
-was taken: a number that only grows. Whatever an older take reports changes nothing. The message
-that tells of an outcome is stored by the transaction that records the outcome.
+Each method is one transaction. A *take* names a request, the worker that took it, and the number of
+its takes, which only increases. Reports from an older take change nothing. One transaction records
+an outcome and stores the message about it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from qdo.brokers.outgoing import Outgoing
 from qdo.brokers.requests import Content, NewRequest, PoolCounts, RequestRecord, Take, Taken
 
 EXPIRED_AT_ONCE = 1000
-# A take is complete once its bodies have this size.
+# The total size of bodies at which a take is complete.
 TAKEN_BYTES = 32 * 1024 * 1024
 
 
 class RequestStore(abc.ABC):
     """The requests of one app. Safe to use from several threads.
 
-    Each method raises UnreachableError if the broker does not answer, see `Broker.send`. It may
-    have done its work even so; all but `ask` and `take` can be repeated.
+    Each method raises UnreachableError if the broker does not answer, see `Broker.send`. The broker
+    may have made the change even so. Callers can repeat all methods except `ask` and `take`.
     """
 
     @abc.abstractmethod
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         """Store requests, all or none; return for each whether it was new.
 
-        One that is over and past `until`, failed ones too, gives its id to the new one.
+        A new request may have the id of a request that is over and past `until`, even if that
+        failed.
 
-        :param connection: store them if, and only if, its transaction commits, as
+        :param connection: store the requests if, and only if, its transaction commits, like
             `Broker.send_within`.
-        :raises RequestExistsError: a request of this id has another pool or body.
+        :raises RequestExistsError: a request with this id has another pool or body.
         :raises UnsupportedError: `connection` is given, and the broker is not a database of apps.
         """
 
@@ -44,22 +45,22 @@ class RequestStore(abc.ABC):
     ) -> Taken:
         """Take due requests of a pool: at most `places`, by priority and then by age.
 
-        It also returns the requests that this worker owns and does not run, because the answer to
-        an earlier take was lost; they are taken again, and may be more than `places`. With
-        `places` 0 it only returns these, and the marks. Further requests are left to the next take
-        once the bodies have `TAKEN_BYTES`.
+        It also takes again the requests that this worker owns but does not run, because the answer
+        to an earlier take was lost. There may be more than `places` of these. With `places` 0 it
+        only returns these requests and the marks. Once the bodies have `TAKEN_BYTES`, the next take
+        returns further requests.
 
         :param running: ids of the pool's requests that the worker runs.
-        :param oldest: how many of the places go to the oldest requests, whatever their priorities.
+        :param oldest: the number of places for the oldest requests of any priority.
         """
 
     @abc.abstractmethod
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
     ) -> bool:
-        """Set a running or paused request to `RUNNING` or `PAUSED`, with a note; send messages.
+        """Set a running or paused request to `RUNNING` or `PAUSED` with a note, and send messages.
 
-        A pause makes a mark that no other pause has. Only the mark ``cancel`` outlives it.
+        Each pause makes a unique mark. Only the mark ``cancel`` outlives the pause.
 
         :return: whether the take is still valid; if not, nothing has changed.
         """
@@ -74,36 +75,36 @@ class RequestStore(abc.ABC):
         messages: Sequence[Outgoing] = (),
         failed: int | None = None,
     ) -> bool:
-        """Record the outcome of a request, and send messages that tell of it.
+        """Record the outcome of a request, and send messages about the outcome.
 
-        A request that waits is ended with the take of its record. The body is deleted if the
-        outcome is "done".
+        To end a waiting request, pass the take of its record. The outcome "done" deletes the body.
 
-        :param failed: number of its attempts that count as failed; None keeps the number.
-        :return: whether this take has ended the request, now or by an earlier call.
+        :param failed: the number of attempts that count as failed; None keeps the number.
+        :return: whether this take has ended the request, now or in an earlier call.
         """
 
     @abc.abstractmethod
     def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
-        """Let a running or paused request wait again; return whether the take was still valid.
+        """Make a running or paused request wait again; return whether the take was still valid.
 
-        :param seconds: until it may be taken, by the clock of the store.
-        :param error: None keeps that of an earlier attempt.
+        :param seconds: the delay before the next take, by the clock of the store.
+        :param error: the error of the attempt; None keeps the error of an earlier attempt.
         """
 
     @abc.abstractmethod
     def retry(self, id: str) -> bool:
-        """Let a request wait again that is over and still has its body; return whether it was.
+        """Retry a request that is over and still has its body; return whether the store found one.
 
-        Its attempts are counted from 1. Its take gets another number: the end that it had does not
-        end it.
+        Its attempts are counted from 1 again. Its take gets another number, so a repeated report of
+        its earlier end has no effect.
         """
 
     @abc.abstractmethod
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
-        """Cancel a running or paused request, or answer a paused one; return whether it is one.
+        """Cancel a running or paused request, or answer a paused one; return whether this worked.
 
-        :param asked: the mark of the question that the answer is for: it answers no other.
+        :param asked: the mark of the question to answer; the answer is not used for another
+            question.
         """
 
     @abc.abstractmethod
@@ -122,7 +123,7 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
-        """Return a request, None without one; `whole` with its body, always with its result."""
+        """Return a request with its result, and with its body if `whole`; None if it is missing."""
 
     @abc.abstractmethod
     def records(
@@ -136,36 +137,36 @@ class RequestStore(abc.ABC):
     ) -> list[RequestRecord]:
         """Return requests without their bodies and results, the oldest first.
 
-        :param states: only these; all without any.
-        :param newest: the newest first.
-        :param outcome: of `OUTCOMES`: only those that are over and have it.
+        :param states: only requests in these states; empty: in all states.
+        :param newest: return the newest requests first.
+        :param outcome: one of `OUTCOMES`; only requests that are over with this outcome.
         """
 
     @abc.abstractmethod
     def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
         """Return the pools in which a worker may find requests, each with `Taken.next_due`.
 
-        These are the pools with requests that wait, and those with requests that the worker owns
-        and does not run.
+        These are the pools with waiting requests, and the pools with requests that the worker owns
+        but does not run.
 
         :param running: ids of the requests that the worker runs.
         """
 
     @abc.abstractmethod
     def counts(self) -> dict[str, PoolCounts]:
-        """Return the numbers of each pool with requests that are not over, or have failed."""
+        """Return the counts of each pool that has unfinished or failed requests."""
 
     @abc.abstractmethod
     def expire(self, failed: Sequence[str] = ()) -> int:
         """Delete requests that are over and past `until`, at most 1,000; return their number.
 
-        :param failed: ids: delete those of them that have failed, and nothing else. Others stay.
+        :param failed: ids; delete only the failed requests among these, and nothing else.
         """
 
     @abc.abstractmethod
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` soon after a request may be taken or was marked; return a way to stop.
+        """Call `wake` soon after a request becomes due or marked; return a function that stops it.
 
-        A thread or greenlet of the broker calls it. It may be called without reason. A process
-        that dies may leave out a call: look once a second as well.
+        A thread or greenlet of the broker calls `wake`, sometimes without a reason. If a sender
+        dies, a call may be missing, so the caller must also look once a second.
         """

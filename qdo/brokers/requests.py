@@ -1,4 +1,4 @@
-"""Requests as every broker stores them: rows that any worker takes, and that end once.
+"""Requests as every broker stores them: rows that any worker takes, and that end exactly once.
 
 =======  ============================================================  ==========================
 state    meaning                                                       next
@@ -23,9 +23,9 @@ from qdo.message import NORMAL
 WAITING, RUNNING, PAUSED, OVER = range(4)
 # The names of the states, by number.
 STATES = ("waiting", "running", "paused", "over")
-# What a request that is over may have as its outcome.
+# The possible outcomes of a request that is over.
 OUTCOMES = ("done", "failed", "skipped", "cancelled")
-# Its requests are kept until an operator retries or discards them, as dead letters are.
+# The outcome of requests that are kept, like dead letters, until an operator acts on them.
 FAILED = "failed"
 PAUSED_MARK = '{"paused"'
 # A body or a result as it is stored, with its headers (JSON object of str to str, or None).
@@ -34,22 +34,22 @@ NO_CONTENT: Content = (b"", None)
 
 
 class Take(NamedTuple):
-    """One run of a request: what its worker reports counts as long as no other took it."""
+    """One run of a request. Its worker's reports are valid until another take."""
 
     id: str
-    # Name of the worker, "" for a request that waits.
+    # The name of the worker, "" for a waiting request.
     owner: str
-    # How often the request was taken.
+    # The number of times that the request was taken.
     number: int
 
     @property
     def header(self) -> str:
-        """The header that carries it to the job, also into a job's process."""
+        """The header that carries the take to the job, also into a job's process."""
         return f"{self.number} {self.owner}"
 
     @classmethod
     def of_header(cls, id: str, text: str) -> Take | None:
-        """Return the take of a request's header; None for any other message."""
+        """Return the take in a request's header; None for any other message."""
         number, _, owner = text.partition(" ")
         return cls(id, owner, int(number)) if owner and number.isdigit() else None
 
@@ -61,33 +61,33 @@ class NewRequest:
     pool: str
     id: str
     content: Content
-    # Of pool and body as they were given; it tells whether a known `id` has the same.
+    # The digest of the given pool and body, to compare them with those of a known `id`.
     digest: bytes
     priority: int = NORMAL
-    # Unix time in seconds before which it is not taken; 0: at once; below 0: so many seconds from
-    # now, by the clock of the store.
+    # Unix time in seconds before which no worker takes the request. 0: at once; negative: a delay
+    # in seconds, by the clock of the store.
     due: float = 0.0
-    # JSON object that the store keeps for those who end it, or None.
+    # JSON object that the store keeps for the process that ends the request, or None.
     reply: str | None = None
-    # How long it is kept once it is over.
+    # How long the store keeps the request once it is over.
     keep_seconds: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class TakenRequest:
-    """A request in the hands of a worker."""
+    """A request that a worker has taken."""
 
     take: Take
     pool: str
     content: Content
     priority: int
-    # Number of attempts that count as failed.
+    # The number of attempts that count as failed.
     failed: int
-    # Whether the last attempt ended with its worker.
+    # Whether the last attempt ended because its worker died.
     crashed: bool
-    # Of the last failed attempt, or None.
+    # The error of the last failed attempt, or None.
     error: str | None
-    # Unix time in seconds at which it was stored.
+    # The Unix time in seconds at which the request was stored.
     asked: float
     reply: str | None
 
@@ -97,11 +97,11 @@ class Taken:
     """The answer to `RequestStore.take`."""
 
     requests: Sequence[TakenRequest] = ()
-    # The marks of this worker's requests of the pool that have one, by id.
+    # The marks of this worker's marked requests in the pool, by id.
     marks: Mapping[str, str] = field(default_factory=dict)
-    # Unix time in seconds, by the clock of this machine, at which the next waiting request of the
-    # pool is due, None without any; in the past if all places were filled and there may be more. It
-    # says nothing after a take without places.
+    # The time at which the next waiting request of the pool is due, None without one: Unix time in
+    # seconds by the clock of this machine. It is in the past if all places were filled and more
+    # requests may be due. It has no meaning after a take without places.
     next_due: float | None = None
 
 
@@ -117,19 +117,20 @@ class RequestRecord:
     asked: float
     due: float
     failed: int
-    # When it was taken, 0 if never.
+    # The time at which a worker took the request, 0 if never.
     started: float
     note: str | None
     error: str | None
-    # JSON object: ``{"cancel": reason}``; while it is paused ``{"paused": time}``, which names the
-    # question that its job asks, and then ``{"resume": value}``; None without any.
+    # JSON object: ``{"cancel": reason}``. For a paused request ``{"paused": time}``, which names
+    # the question of its job, and then ``{"resume": value}``. None without a mark.
     mark: str | None
     reply: str | None
     # One of `OUTCOMES`; None until it is over.
     outcome: str | None
-    # For how many seconds after its end another request cannot have its id.
+    # The number of seconds after its end during which no other request can have its id.
     keep: float
-    # When that time ends, 0 until it is over. It is deleted then, unless it has failed.
+    # The end of that time, 0 until the request is over. A request that has not failed is then
+    # deleted.
     until: float
     result: Content | None
 
@@ -139,21 +140,21 @@ class RequestRecord:
 
     @property
     def ended(self) -> float:
-        """When it ended, as a Unix time in seconds; 0.0 until it is over."""
+        """The time of its end, as Unix time in seconds; 0.0 until it is over."""
         return max(0.0, self.until - self.keep)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its worker is told to cancel it."""
+        """Whether its worker must cancel it."""
         return self.state != OVER and "cancel" in (decoded_headers(self.mark) or {})
 
     @property
     def asks(self) -> bool:
-        """Whether its job waits for an answer that has not been given yet."""
+        """Whether its job still waits for an answer."""
         return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
 
 
-# The columns of both, in the order of their fields; contents and takes have several columns each.
+# The columns of records and of taken requests, in field order. Contents and takes have several.
 TAKEN_FIELDS = tuple(each.name for each in fields(TakenRequest)[3:])
 RECORD_FIELDS = tuple(
     each.name for each in fields(RequestRecord) if each.name not in ("take", "content", "result")
@@ -161,9 +162,9 @@ RECORD_FIELDS = tuple(
 
 
 def record_of(id: str, owner: str, number: int, *columns: Any) -> RequestRecord:
-    """Return the record of a row: a take, `RECORD_FIELDS`, and headers and body of both contents.
+    """Return the record for a row: a take, `RECORD_FIELDS`, and headers and body of both contents.
 
-    :param columns: a body that was not read, and a result that does not exist, are None.
+    :param columns: None stands for a body that was not read, and for a missing result.
     """
     *values, headers, body, result_headers, result = columns
     return RequestRecord(
@@ -175,7 +176,7 @@ def record_of(id: str, owner: str, number: int, *columns: Any) -> RequestRecord:
 
 
 def taken_of(owner: str, pool: str, id: str, number: int, *columns: Any) -> TakenRequest:
-    """Return the request of a row: `TAKEN_FIELDS`, and headers and body."""
+    """Return the request for a row: `TAKEN_FIELDS`, headers and body."""
     *values, headers, body = columns
     found = dict(zip(TAKEN_FIELDS, values, strict=True))
     found["crashed"] = bool(found["crashed"])
@@ -184,11 +185,11 @@ def taken_of(owner: str, pool: str, id: str, number: int, *columns: Any) -> Take
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How many requests of a pool are not over, and how many have failed and are kept."""
+    """The numbers of a pool's requests that are not over, and of its kept failed requests."""
 
     waiting: int
     running: int
     paused: int
-    # Unix time in seconds since which the oldest due request waits, None without any.
+    # The Unix time in seconds since which the oldest due request has waited, None without one.
     oldest: float | None
     failed: int = 0

@@ -1,6 +1,6 @@
-"""Streams: queues that share the range of keys between them, and are divided while they run.
+"""Streams: queues that divide the range of keys, and that operators can split at any time.
 
-A *shard* is such a queue. It has the keys whose hashes are in its range.
+A *shard* is a queue of a stream. It has the keys whose hashes are in its range.
 
 =======  ==========================================  ==============================================
 shard    meaning                                     next
@@ -13,13 +13,13 @@ sealed   it gets no more messages; the messages of   deleted, by an operator
 =======  ==========================================  ==============================================
 
 One transaction seals the parents and adds their children, which have the same keys. The transaction
-that stores a message finds the shard of its key: senders may name a shard that is sealed by now. A
-parent is done once it is not hidden itself and its recorded `last` has reached its end. So the
-messages of a key start in the order in which they were stored, in whatever shards they are.
+that stores a message finds the shard of its key, because senders may name a shard that is already
+sealed. A parent is done once it is not hidden and its recorded `last` has reached its end. So the
+messages of a key start in the order in which they were stored, across all shards.
 
-A range is ``low <= hash < high``. Hashes have 16 hexadecimal digits and bounds are the beginnings
-of hashes, as in Vitess, so both are compared as texts. "" is the bound before the first hash, and
-that behind the last one.
+A range is ``low <= hash < high``. Hashes have 16 hexadecimal digits. As in Vitess, bounds are
+prefixes of hashes, so qdo compares both as texts. "" is the bound before the first hash, and also
+the bound after the last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qdo.errors import NotFoundError, ShardStateError, UsageError
 from qdo.queues import check_queue_name, stream_named
 
 MAX_SHARDS = 4096
-# How long a process remembers that a queue named like a shard is none.
+# How long a process remembers that a queue with a shard-like name is not a shard.
 PLAIN_SECONDS = 5.0
 MOST_PLAIN = 10_000
 DIGITS = 16
@@ -46,7 +46,7 @@ _BOUND = re.compile(r"[0-9a-f]{1,16}")
 
 
 def key_hash(key: str) -> str:
-    """Return the hash of a key: 16 digits of its SHA-256, which the brokers compute as well."""
+    """Return the hash of a key: 16 digits of its SHA-256. The brokers compute the same hash."""
     return hashlib.sha256(key.encode()).hexdigest()[:DIGITS]
 
 
@@ -56,13 +56,13 @@ class StreamShard:
 
     stream: str
     queue: str
-    # The first hash of its range begins with it, "" for the first one.
+    # The prefix of the first hash in the range; "" for the first range.
     low: str
-    # The first hash behind its range begins with it, "" for none.
+    # The prefix of the first hash after the range; "" for the last range.
     high: str
-    # The shards whose keys it took over.
+    # The shards whose keys this shard took over.
     parents: tuple[str, ...] = ()
-    # Position of its last message if it is sealed, 0 without any; else None.
+    # The position of the last message of a sealed shard, 0 if it is empty; None before.
     end: int | None = None
     hidden: bool = False
 
@@ -99,7 +99,7 @@ def sealed_error(queue: str) -> ShardStateError:
 
 
 def taken_error(queue: str) -> ShardStateError:
-    """Return the error for a shard whose queue exists, but of no stream."""
+    """Return the error for a shard whose name an ordinary queue already has."""
     remedy = "delete that queue, or divide the stream at another bound"
     return ShardStateError(queue=queue, state="exists, but is not a shard", remedy=remedy)
 
@@ -112,7 +112,7 @@ class StreamStore(abc.ABC):
         self._plain: dict[str, float] = {}
 
     def stream_of(self, queue: str) -> str:
-        """Return the stream of a shard, also of a deleted one; and the name of any other queue."""
+        """Return the stream of a shard, even if deleted; for any other queue, return its name."""
         stream = stream_named(queue)
         now = time.monotonic()
         if stream is None:
@@ -127,19 +127,19 @@ class StreamStore(abc.ABC):
 
     @abc.abstractmethod
     def shards(self, stream: str | None = None) -> list[StreamShard]:
-        """Return every shard that ever was, of a stream or of all, in the order of creation."""
+        """Return all present and past shards, of one or all streams, in the order of creation."""
 
     @abc.abstractmethod
     def resharded(self) -> list[StreamShard]:
-        """Return every shard of the streams that have hidden ones."""
+        """Return every shard of the streams that have hidden shards."""
 
     @abc.abstractmethod
     def add(self, shards: Sequence[StreamShard]) -> None:
-        """Store the first shards of a stream unless it has some; or seal parents, store children.
+        """Store the first shards of a new stream, or seal parents and store their children.
 
-        :param shards: of one stream, and with the same parents.
-        :raises ShardStateError: a parent is sealed, or a queue has the name of a shard; nothing is
-            changed.
+        :param shards: shards of one stream with the same parents.
+        :raises ShardStateError: a parent is sealed, or a queue has the name of a shard; the call
+            changes nothing.
         :raises QueueLimitError: the app would have more queues than it may.
         """
 
@@ -149,7 +149,7 @@ class StreamStore(abc.ABC):
 
 
 def check_stream_name(name: str) -> str:
-    """Return the name of a stream; raise UsageError or QueueNameError if it cannot be one."""
+    """Return the name of a stream; raise UsageError or QueueNameError if it is invalid."""
     if "." in check_queue_name(name):
         raise UsageError(reason=f"the name of a stream must not contain '.', got {name!r}")
     return name
@@ -171,11 +171,11 @@ def first_shards(stream: str, count: Any) -> list[StreamShard]:
 
 
 def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> list[StreamShard]:
-    """Return the children of a shard that is divided; see `StreamStore.add`.
+    """Return the children of a shard to be split; see `StreamStore.add`.
 
-    :param shards: all of its stream.
+    :param shards: all shards of its stream.
     :param at: the bound between them; None: the middle.
-    :raises UsageError, ShardStateError: it is not a bound within the shard; the shard is sealed.
+    :raises UsageError, ShardStateError: `at` is not a bound within the shard; the shard is sealed.
     """
     parent = find_shard(shards, queue)
     parent.check_open()
@@ -191,9 +191,9 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
 
 
 def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
-    """Return the child of shards that become one; see `StreamStore.add`.
+    """Return the child of shards to be merged; see `StreamStore.add`.
 
-    :raises UsageError, ShardStateError: they are not neighbors; one of them is sealed.
+    :raises UsageError, ShardStateError: the shards are not neighbors; one of them is sealed.
     """
     parents = sorted((find_shard(shards, each) for each in {*queues}), key=lambda each: each.low)
     for each in parents:
@@ -209,7 +209,7 @@ def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
 
 
 def check_ranges(shards: Sequence[StreamShard]) -> None:
-    """Raise ShardStateError unless each key has one shard of a stream for its messages."""
+    """Raise ShardStateError unless each key belongs to exactly one shard of a stream."""
     # Earlier versions let senders with SQL choose the ranges.
     known = sorted((each for each in shards if each.end is None), key=lambda each: each.low)
     ends = ["", *(each.high or "-" for each in known)]
@@ -240,7 +240,7 @@ def keyless_error(queue: str) -> UsageError:
 
 
 def check_deletable(queue: str, streams: StreamStore) -> None:
-    """Raise ShardStateError for a shard that gets messages, or for whose end others wait."""
+    """Raise ShardStateError if a shard gets messages, or other shards wait for its end."""
     for each in streams.shards(streams.stream_of(queue)):
         if each.queue == queue and each.end is None:
             remedy = "merge it with a neighbor, and delete it once it is done"
@@ -251,7 +251,7 @@ def check_deletable(queue: str, streams: StreamStore) -> None:
 
 
 def checked_bound(text: Any) -> str:
-    """Return a bound in its shortest form; raise UsageError if it is none."""
+    """Return a bound in its shortest form; raise UsageError for an invalid bound."""
     text = text.lower() if isinstance(text, str) else text
     if not isinstance(text, str) or not _BOUND.fullmatch(text):
         rule = f"1 to {DIGITS} hexadecimal digits"
@@ -265,12 +265,12 @@ def has_heirs(shards: Iterable[StreamShard], queue: str) -> bool:
 
 
 def are_done(shard: StreamShard, known: Mapping[str, StreamShard], last: Mapping[str, int]) -> bool:
-    """Return whether the parents of a hidden shard are done, so that it may be opened.
+    """Return whether the parents of a hidden shard are done, and a worker may open the shard.
 
     :param known: the parents, by queue.
-    :param last: recorded `last` by queue.
+    :param last: the recorded `last`, by queue.
     """
-    # A parent that is hidden is not done, even without messages: its own parents may have some.
+    # A hidden parent is not done, even if it is empty: its parents may have messages.
     parents = [known.get(name, shard) for name in shard.parents]
     return not any(
         each.hidden or each.end is None or last.get(each.queue, 0) < each.end for each in parents
@@ -283,7 +283,7 @@ def _shard(stream: str, low: str, high: str, parents: tuple[str, ...]) -> Stream
 
 
 def _named(shards: Iterable[StreamShard], children: list[StreamShard]) -> list[StreamShard]:
-    """Return children with names that no shard of the stream ever had: a name is a queue's node."""
+    """Return children with names that are new in the stream, because queue nodes have names."""
     used = {each.queue for each in shards}
     named = []
     for child in children:

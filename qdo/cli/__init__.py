@@ -1,1 +1,1 @@
-"""The command line: arguments in, tables or JSON out; the data comes from `qdo.ops`."""
+"""The command line: parses arguments, and writes data from `qdo.ops` as tables or JSON."""

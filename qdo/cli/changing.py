@@ -1,4 +1,4 @@
-"""The convention of all commands that change something: --dry-run, --yes and --reason."""
+"""The common options of commands that make changes: --dry-run, --yes and --reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qdo.cli.options import reason_option, with_output
 from qdo.cli.output import Columns, emit, print_message, same_cells
 from qdo.errors import RejectedError
 
-# Writes the effect of a change in a format of --output to a stream.
+# A function that writes the effect of a change to a stream, in a format of --output.
 Show = Callable[[str, TextIO], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The effect of a change: the values of `emit`, with items that may lack `executed`."""
+    """The effect of a change: arguments for `emit`, with items that may lack `executed`."""
 
     schema: str
     columns: Columns
@@ -34,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The options of a change; `form` is the format of its answer, `reason` is for the log."""
+    """The options of a change; `form` is the output format, `reason` is for the action log."""
 
     dry_run: bool
     yes: bool
@@ -42,13 +42,13 @@ class Consent:
     reason: str = ""
 
     def given(self, what: str, show: Show, *, asks: bool = True) -> bool:
-        """Return whether to change something; if not, the effect has been shown.
+        """Return whether to make the change; otherwise the effect has been shown.
 
-        Nothing may be changed or created before this returns True.
+        The command must not change or create anything before this returns True.
 
-        :param what: the change as messages name it, an imperative such as "delete 2 queues".
-        :param show: writes the effect; called only if the change is not certain.
-        :raises RejectedError: the operator has not confirmed it.
+        :param what: the change as an imperative such as "delete 2 queues", for messages.
+        :param show: writes the effect; called only if the change is not confirmed yet.
+        :raises RejectedError: the operator has not confirmed the change.
         """
         unconfirmed = asks and not self.yes
         if self.dry_run:

@@ -1,6 +1,7 @@
 """Open the coordinator and the broker of the app in the settings, for a command.
 
-Their modules are imported when they are opened: --help and errors of usage need none of them.
+Their modules are imported only when they are opened, because --help and usage errors do not need
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NOTHING_THERE = {
 def open_connections(
     settings: Settings, *, broker: bool = True, coordinator: bool = True, create: bool = False
 ) -> Iterator[Connections]:
-    """Open coordinator and broker as `connections_of` does, with a hint for a missing file."""
+    """Open coordinator and broker with `connections_of`; print a hint if a file is missing."""
     from qdo.connections.opened import connections_of
     from qdo.coordination.bulk_reads import exists_later
 
@@ -49,7 +50,7 @@ def open_connections(
         if opened.client is None or not settings.app or is_code_known(settings):
             yield opened
             return
-        # The answer is awaited at the end, so a command takes no longer for the hint.
+        # Wait for the answer at the end, so that the hint does not delay the command.
         is_known = exists_later(opened.client, opened.layout.root)
         try:
             yield opened
@@ -64,7 +65,7 @@ def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> 
 
     if broker is not None and broker.catalog.names():
         return
-    # The command itself may have made its node.
+    # The command itself may have created this node.
     others = [name for name in names_below(client, settings.namespace) if name != settings.app]
     if others:
         more = did_you_mean(settings.app, others) or f"; others: {join_some(others)}"
@@ -74,13 +75,13 @@ def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> 
 
 @cache
 def _print_once(text: str) -> None:
-    print_message(text)  # once a process: some commands look again and again
+    print_message(text)  # once per process: some commands read repeatedly
 
 
 def note_in_action_log(
     settings: Settings, command: str, target: str, before: Values, after: Values, reason: str
 ) -> None:
-    """Write an entry for a change that was made in the broker; if that fails, print why."""
+    """Write an action log entry for a change in the broker; print the reason if that fails."""
     from qdo.connections.opened import noted_in_action_log
     from qdo.fleet.audit import AuditTrail
 
@@ -104,7 +105,7 @@ def open_coordinator(
 def from_coordinator(
     settings: Settings, read: Callable[[Client, Layout], _Result], empty: Any
 ) -> _Result:
-    """Return the result of a function; `empty` if the coordinator's file does not exist yet."""
+    """Return the result of a function, or `empty` if the coordinator's file does not exist yet."""
     with open_coordinator(settings) as (client, layout):
         return empty if client is None else read(client, layout)
 
@@ -118,8 +119,8 @@ def open_for_queue(
 ) -> Iterator[Fleet]:
     """Open coordinator and broker for a command about a queue, or raise NotFoundError.
 
-    :param check: raises an error if the broker cannot do it.
-    :param create: create the file of the coordinator, in order to write to it.
+    :param check: raises an error if the broker does not support the command.
+    :param create: create a missing file of the coordinator, for writing.
     """
     require_app(settings)
     with open_connections(settings, create=create) as connections:

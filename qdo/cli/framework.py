@@ -1,4 +1,4 @@
-"""Run a command line: groups of commands, errors, exit codes. Import little: --help is quick."""
+"""Runs a command line: groups of commands, errors, exit codes. Few imports keep --help fast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Exit codes:
   6  not found
   130  interrupted"""
 INTERRUPTED = 130
-# Option of `qdo send`: BODY may be any bytes.
+# Option of `qdo send`, whose BODY may then be any bytes.
 RAW = "--raw"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -59,7 +59,7 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
     except BrokenPipeError:
         forget_stdout()
         return 0
-    # An OSError is a file that cannot be read completely, or a full disk for stdout.
+    # An OSError means an unreadable file, or a full disk for stdout.
     except (QdoError, OSError) as error:
         if state["debug"]:
             raise
@@ -71,24 +71,24 @@ def run(command: click.Command, program: str, arguments: Sequence[str] | None = 
 
 
 def completion_variable(program: str) -> str:
-    """Return the environment variable with which a shell asks a program for completions."""
+    """Return the environment variable that a shell uses to request completions."""
     return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
 def _escape_what_a_stream_lacks() -> None:
-    # One character that a terminal cannot encode must not hide a whole list.
+    # A character that a terminal cannot encode must not hide a whole list.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _replace_closed_streams() -> None:
-    # Some supervisors close them. Python sets them to None, and the next file that is opened would
-    # get the stream's number.
+    # Some supervisors close these streams. Python sets them to None, and the next opened file would
+    # get the number of the stream.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - kept open
-            os.set_inheritable(stream.fileno(), True)  # worker processes need it as well
+            os.set_inheritable(stream.fileno(), True)  # worker processes also need the stream
             setattr(sys, name, stream)
 
 
@@ -120,7 +120,7 @@ Commands: TypeAlias = Mapping[str, tuple[str, str, str]]
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command at its first use; `sections` has commands by heading."""
+    """A group that imports a command at its first use; `sections` lists commands by heading."""
 
     def __init__(self, *, sections: Mapping[str, Commands], **options: Any) -> None:
         super().__init__(**options)

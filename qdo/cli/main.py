@@ -1,4 +1,4 @@
-"""The command `qdo`: everything except running workers, which `qdo-worker` does."""
+"""The command `qdo`. Only `qdo-worker` runs workers."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _METAVARS = {
 class Duration(click.ParamType[float]):
     """The type of an option such as 90, 15m, 2h or 7d; its value is in seconds.
 
-    :param rule: what `allows` demands of the seconds, for the message of an error.
+    :param rule: the requirement of `allows` on the seconds, for error messages.
     """
 
     name = "DURATION"
@@ -90,9 +90,9 @@ def _can_be_awaited(seconds: float) -> bool:
 
 DURATION = Duration()
 TIME = Time()
-# The time between two looks of a command that looks again and again.
+# The interval of a command that reads repeatedly.
 PERIOD = Duration("at least 0.5s", lambda seconds: seconds >= 0.5)
-# The time that a worker has to answer.
+# The time limit for a worker's answer.
 ANSWER_TIMEOUT = Duration("at most 1h and not 0", _can_be_awaited)
 
 
@@ -117,7 +117,7 @@ def limit_option(
 
 
 def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | None, Settings]:
-    """Return the app that `settings` name, and its settings; report overridden ones."""
+    """Return the app that `settings` name, and its settings; report overridden settings."""
     app, settings = import_app(settings)
     if app is not None:
         # The user typed the options of this command line.
@@ -128,22 +128,22 @@ def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | N
 def import_app(settings: Settings) -> tuple[App | None, Settings]:
     """Return the app that the settings name as MODULE:APP, and the settings in force.
 
-    Settings that only name the app, or none, come back as they are, with None for the app.
+    If the settings contain only a name or no app, return them unchanged, with None as the app.
     """
     if not settings.target:
         _note_dotted(settings.app)
         return None, settings
-    # Import it late: a command that needs only the name of its app starts sooner.
+    # Import this late: a command that needs only the app's name starts faster.
     from qdo.loading import load_named_app
 
-    # Its module may print, and stdout is for the data of the command.
+    # The app's module may print, but stdout is only for the data of the command.
     with contextlib.redirect_stdout(sys.stderr):
         app = load_named_app(settings)
     return app, app.use(settings)
 
 
 def _note_dotted(name: str) -> None:
-    # Any name is that of some app, so this can only be a hint.
+    # Any name may be the name of an app, so this is only a hint.
     module, _, app = name.rpartition(".")
     path = module.replace(".", os.sep)
     files = [each for each in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(each)]
@@ -155,7 +155,7 @@ def _note_dotted(name: str) -> None:
 
 
 def report_overridden(app: App, settings: Settings, names: Collection[str]) -> None:
-    """Tell on stderr which of the named settings differ from the app's code."""
+    """Report on stderr the named settings that differ from the app's code."""
     for name, value in settings.overridden(app.given).items():
         if name in names:
             print_message(
@@ -169,12 +169,12 @@ def _is_option(settings: Settings, name: str) -> bool:
 
 
 def is_code_known(settings: Settings) -> bool:
-    """Return whether the app was imported: its name is that in its code."""
+    """Return whether the app was imported, so that its name comes from its code."""
     return settings.origin("app") == code_origin(settings.app)
 
 
 def code_hint(settings: Settings, name: str) -> str:
-    """Return the end of a hint about an empty location: code that was not read may name another."""
+    """Return the end of a hint about an empty location, because unread code may name another."""
     if is_code_known(settings) or settings.origin(name) != DEFAULT:
         return ""
     return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
@@ -186,13 +186,13 @@ def with_settings(
     """Give a function --config, --debug, an option for each named setting, and `settings`.
 
     :param import_app: import an app that is named as MODULE:APP, for the settings in its code.
-    :param pass_app: the function also gets the imported app, or None, as `code`.
+    :param pass_app: the function also gets the imported app or None, as `code`.
     """
     chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
 
     def decorate(function: Any) -> Any:
         def call(config: str | None, **arguments: Any) -> Any:
-            # Checked like values of other sources, so an error is the same everywhere.
+            # Check them like values of other sources, so that errors are the same.
             flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
             settings = load(flags=flags, config=config)
             app = None
@@ -275,7 +275,7 @@ def with_output(*names: str, **options: bool) -> Callable[[Any], Any]:
 
 
 def reason_option(function: _Function) -> _Function:
-    """Add --reason, as `reason`: the action log keeps it."""
+    """Add --reason, as `reason`, for the action log."""
     return click.option(
         "--reason",
         metavar="TEXT",

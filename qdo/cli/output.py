@@ -1,4 +1,4 @@
-"""Write items to stdout, as tables for people or as JSON for programs; messages go to stderr."""
+"""Writes items to stdout, as tables or JSON, and messages to stderr."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from qdo.text import iso_time as iso_time
 
 _GAP = "  "
 _NOTHING = "-"
-# Columns that are wider hold texts, not names, and may be wrapped.
+# Wider columns contain texts, not names, and may be wrapped.
 _WIDE = 40
-# The least width of a wrapped column.
+# Minimum width of a wrapped column.
 _ROOM = 30
-# The most lines of a wrapped text: another program may have written it.
+# Maximum number of lines of a wrapped text, which another program may have written.
 _LINES = 6
 FORMATS = ("table", "json", "jsonl", "csv", "name")
-# The columns that a narrow terminal leaves out, in this order.
+# The columns that are omitted on a narrow terminal, in this order.
 EXPENDABLE = ("last", "version", "started", "assigned", "dead_letters")
 WIDTH = 80
-# Columns that the names of facts take.
+# Width of the names of facts.
 LABEL = 14
 _ALTERNATIVE = re.compile(", (?=qdo )| or (?=qdo )")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-# The timers of Python cannot wait for three times as long.
+# Longest duration. Python's timers cannot wait three times as long.
 MOST_DAYS = 36500
 
-# The keys of an item for a table, and their headings if not the keys in capitals.
+# The keys of an item for a table, with headings that differ from the key in capitals.
 Columns: TypeAlias = Iterable[str] | Mapping[str, str]
 Rows: TypeAlias = Callable[[Iterable[Any], Callable[[Any], Any]], Iterator[Any]]
 
@@ -54,12 +54,12 @@ def table(
     width: int | None,
     expendable: Sequence[int] = (),
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of a table, and the headings of the columns that were left out.
+    """Return the lines of a table, and the headings of the omitted columns.
 
     If lines do not fit into `width`, the first column with long texts is wrapped. If they still do
-    not fit, other columns follow below each row, with their headings: long texts first, and the
-    expendable columns, which are left out, before the rest. Names are never cut, so a line may
-    be longer than `width`.
+    not fit, other columns with long texts move below each row, with their headings. Then expendable
+    columns are omitted, and then more columns move below. Names are never cut, so a line may exceed
+    `width`.
 
     Not rich: it takes 4 s for 10,000 rows, this function 0.1 s.
     """
@@ -91,7 +91,7 @@ def table(
 
 
 def _arrange(widths: list[int], width: int, expendable: Sequence[int]) -> list[int]:
-    """Return the columns that do not fit, and set the width of the one that is wrapped."""
+    """Return the columns that do not fit, and set the width of the wrapped column."""
 
     def excess() -> int:
         kept = [each for index, each in enumerate(widths) if index not in removed]
@@ -120,7 +120,7 @@ def _padded(text: str, width: int, numeric: bool) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a text as a few lines; words are not cut, because they may be names."""
+    """Return a text in a few lines. Words are not cut, because they may be names."""
     size = _display_width(text)
     if size <= width:
         return [text]
@@ -128,7 +128,7 @@ def _wrapped(text: str, width: int) -> list[str]:
         text = f"{text[: width * _LINES * len(text) // size - 1]}…"
     lines: list[str] = []
     line = ""
-    for word in text.split():  # textwrap counts letters, and some take two cells
+    for word in text.split():  # textwrap counts letters, but some need two cells
         longer = f"{line} {word}" if line else word
         if line and _display_width(longer) > width:
             lines.append(line)
@@ -161,7 +161,7 @@ def emit(
     :param schema: name and version of the items' schema, such as "qdo.queues/1".
     :param form: "table", "json" (one object: schema, items), "jsonl" (one item per line), "csv"
         (the keys of JSON), or "name" (only the first key).
-    :param cells: returns the values of an item that are others in a table than in JSON.
+    :param cells: returns the values of an item that differ between table and JSON.
     """
     out = sys.stdout if out is None else out
     headings = {key: key.replace("_", " ").upper() for key in columns}
@@ -182,9 +182,9 @@ def emit(
 
 @contextmanager
 def each_shown(name: Callable[[Any], str]) -> Iterator[Rows]:
-    """Yield a function that makes items of things, and names on stderr those that it cannot show.
+    """Yield a function that converts objects to items, and reports failures on stderr.
 
-    :raises PartialFailureError: at the end of the block, if there was such a thing.
+    :raises PartialFailureError: at the end of the block, if a conversion failed.
     """
     total = 0
     failed = []
@@ -197,7 +197,7 @@ def each_shown(name: Callable[[Any], str]) -> Iterator[Rows]:
                 row = item(thing)
             except QdoError:
                 raise
-            # Other programs write messages, and a bad one must hide no other.
+            # Other programs write messages, and a bad message must not hide the others.
             except Exception as error:  # noqa: BLE001
                 failed.append(name(thing))
                 print_message(f"cannot show {name(thing)}: {describe(error)}")
@@ -222,10 +222,10 @@ def emit_newest(
     empty: str,
     cells: Callable[[Mapping[str, Any]], Mapping[str, Any]] = same_cells,
 ) -> None:
-    """Write at most `limit` of the newest items, and tell if there are none, or more.
+    """Write at most `limit` of the newest items; report on stderr if there are none, or more.
 
-    :param items: one more than the limit if there are more.
-    :param empty: the hint for no items.
+    :param items: the newest items, with one item above the limit if there are more.
+    :param empty: the hint if there are no items.
     """
     if not items:
         print_message(f"hint: {empty}")
@@ -255,7 +255,7 @@ def _write_table(
 
 
 def _write_csv(items: Sequence[Mapping[str, Any]], out: TextIO) -> None:
-    """Write items with the keys of JSON; lists and objects as JSON, and no control characters."""
+    """Write items with the keys of JSON, lists and objects as JSON, without control characters."""
     keys = dict.fromkeys(key for item in items for key in item)
     writer = csv.writer(out, lineterminator="\n")
     if keys:
@@ -288,7 +288,7 @@ def backlog_cells(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table cell: "-" for no value, no line breaks, nothing invisible."""
+    """Return a value as a table cell without invisible characters; "-" stands for no value."""
     if value is None or value == "":
         return _NOTHING
     if isinstance(value, bool):
@@ -297,7 +297,7 @@ def cell(value: Any) -> str:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the width of a stream's terminal in columns, None if it is not a terminal."""
+    """Return the width of a stream's terminal in columns, or None if it is not a terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -307,7 +307,7 @@ def _numeric_columns(items: Sequence[Mapping[str, Any]], columns: Iterable[str])
 
 
 def print_message(message: str) -> None:
-    """Write a line for people to stderr; further lines of a message are indented."""
+    """Write a message for people to stderr; indent its further lines."""
     print(printable_lines(message, _GAP), file=sys.stderr, flush=True)
 
 
@@ -320,7 +320,7 @@ def print_traceback(
 
 
 def forget_stdout() -> None:
-    """Redirect stdout to the null device after its reader has exited: the exit stays silent."""
+    """Redirect stdout to the null device after its reader has exited, for a silent exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -331,7 +331,7 @@ def json_text(value: Any) -> str:
 
 
 def values_text(values: Mapping[str, Any] | None) -> str:
-    """Return the values that are given for a table, such as `last=7`."""
+    """Return the given values for a table, such as `last=7`."""
     return " ".join(
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in (values or {}).items()
@@ -347,7 +347,8 @@ def change_cells(item: Mapping[str, Any]) -> dict[str, str]:
 def parse_duration(text: str, flag: str) -> float:
     """Return the seconds of a duration such as 90, 1.5s, 15m, 2h, 7d or 1w.
 
-    :raises UsageError: it is not a duration, or longer than `MOST_DAYS`; names the option.
+    :raises UsageError: the text is not a duration, or is longer than `MOST_DAYS`. The error names
+        the option.
     """
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw]?)", text.strip())
     if match is None:
@@ -363,7 +364,7 @@ def parse_duration(text: str, flag: str) -> float:
 def parse_time(text: str, flag: str) -> float:
     """Return the Unix time of an ISO 8601 time (UTC if it has no zone), or of a Unix time.
 
-    :raises UsageError: it is neither; names the option.
+    :raises UsageError: the text is not a time. The error names the option.
     """
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
         return float(text)
@@ -386,7 +387,7 @@ def print_heading(heading: str, reason: str | None, remedy: str | None) -> None:
 
 
 def print_step(reason: str | None, remedy: str | None) -> None:
-    # Each command of a remedy has lines of its own, so it can be copied.
+    # Each command of a remedy is on separate lines, for copying.
     steps = _ALTERNATIVE.split(remedy) if remedy else []
     for text in (reason, *(f"-> {step}" for step in steps)):
         if text:
@@ -394,14 +395,14 @@ def print_step(reason: str | None, remedy: str | None) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
-    """Print labels and texts in two columns, but no fact without a text."""
+    """Print labels and texts in two columns; omit facts without a text."""
     for label, text in facts:
         if text:
             print(filled(f"{label:{LABEL}}{cell(text)}", "", " " * LABEL))
 
 
 def labelled(label: str, texts: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Return facts of which only the first has the label."""
+    """Return facts; only the first gets the label."""
     return [("" if number else label, text) for number, text in enumerate(texts)]
 
 
@@ -413,7 +414,7 @@ def changes_texts(changes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def filled(text: str, first: str, others: str | None = None) -> str:
-    """Return a text in lines of the terminal; ids and names are never cut."""
+    """Wrap a text to the width of the terminal without cutting ids and names."""
     return textwrap.fill(
         text,
         width_of(sys.stdout) or WIDTH,

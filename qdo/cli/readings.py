@@ -1,4 +1,4 @@
-"""Judge queues for a command: its options, its readings, and --watch."""
+"""Judges queues for a command: its options, its readings, and --watch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a command reads and judges queues: the values of its options."""
+    """The options with which a command reads and judges queues."""
 
     budget: int | None
     pause_seconds: float
@@ -89,7 +89,7 @@ def reading_options(function: Any) -> Any:
 
 
 def read_statuses(connections: Connections, glob: str, budget: int | None = None) -> Statuses:
-    from qdo.ops.status import queue_statuses  # with all brokers' code: --help needs none of it
+    from qdo.ops.status import queue_statuses  # imports all brokers, which --help does not need
 
     return queue_statuses(
         connections.client,
@@ -102,7 +102,7 @@ def read_statuses(connections: Connections, glob: str, budget: int | None = None
 
 
 def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> list[Statuses]:
-    """Read the queues once, or twice with the time of `--window` between."""
+    """Read the queues once, or twice with a pause of `--window`."""
     readings = [read_statuses(connections, glob, reading.budget)]
     if reading.pause_seconds:
         time.sleep(reading.pause_seconds)
@@ -111,7 +111,7 @@ def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> li
 
 
 def report_unasked(statuses: Statuses) -> None:
-    """Tell on stderr how many backlogs the broker was not asked for."""
+    """Report on stderr the number of unrequested backlogs."""
     if statuses.unasked:
         print_message(
             f"{statuses.unasked} of {pluralize(len(statuses.queues), 'backlog')} were not"
@@ -133,7 +133,7 @@ def owner_text(item: Mapping[str, Any]) -> str | None:
 
 
 def watch_option(function: _Function) -> _Function:
-    """Add -w DURATION, which runs the command again and again until the user types q."""
+    """Add -w DURATION, which repeats the command until the user types q."""
 
     def run(*args: Any, watch: float | None, **options: Any) -> Any:
         return watched(lambda: function(*args, **options), watch)
@@ -154,7 +154,7 @@ def watch_parameter(function: _Function) -> _Function:
 
 
 def watched(show: Callable[[], Any], seconds: float | None) -> Any:
-    """Call a function that writes: once, or again and again if the user gave a duration."""
+    """Call a function that writes: once, or repeatedly if the user gave a duration."""
     if seconds is None:
         return show()
     if sys.stdout.isatty():
@@ -165,7 +165,7 @@ def watched(show: Callable[[], Any], seconds: float | None) -> Any:
 
 
 def watch_screen(show: Callable[[], None], seconds: float) -> None:
-    """Show what a function writes to stdout and stderr, until the user types q."""
+    """Show the output of a function to stdout and stderr, until the user types q."""
     with _screen():
         while True:
             lines = _written(show)
@@ -200,7 +200,7 @@ def _written(show: Callable[[], None]) -> list[str]:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
-    """Take the terminal's second screen, and keys without Enter where standard input is one."""
+    """Use the terminal's second screen; read keys without Enter if standard input is a terminal."""
     with contextlib.ExitStack() as stack:
         if sys.stdin.isatty():
             import termios

@@ -23,7 +23,7 @@ from qdo.settings.settings import Settings
 from qdo.system.files import sqlite_path
 from qdo.text import hide_credentials
 
-# Called with the name of a setting and the path of its file, which does not exist.
+# Called with the name of a setting and the path of its missing file.
 OnMissing = Callable[[str, str], None]
 
 
@@ -36,7 +36,7 @@ class Connections:
     # None if the broker is a file that does not exist yet.
     broker: Broker | None
     layout: Layout
-    # Why that is a fault, None if nothing was sent yet.
+    # Why the missing file of the broker is a fault; None if nothing was sent yet.
     broker_fault: BrokerMissingError | None = None
 
     def known_broker(self) -> Broker | None:
@@ -46,7 +46,7 @@ class Connections:
         return self.broker
 
     def known_fleet(self) -> Fleet | None:
-        """Return coordinator and broker, with the conditions of `known_broker`."""
+        """Return coordinator and broker, under the conditions of `known_broker`."""
         broker = self.known_broker()
         return None if broker is None else Fleet(self.client, self.layout, broker)
 
@@ -60,10 +60,10 @@ def connections_of(
     coordinator: bool = True,
     create: bool = False,
 ) -> Iterator[Connections]:
-    """Open coordinator and broker for reading, which must not create files.
+    """Open coordinator and broker for reading, without creating files.
 
-    :param create: create the file of the coordinator, in order to write to it.
-    :raises UnreachableError: one of them exists and cannot be reached.
+    :param create: whether to create the file of the coordinator, for a later write.
+    :raises UnreachableError: the coordinator or the broker exists but cannot be reached.
     """
     layout = Layout.of(settings.app or "app", settings.namespace)
     with ExitStack() as stack:
@@ -88,9 +88,9 @@ def noted_in_action_log(
     before: Values,
     after: Values,
 ) -> str | None:
-    """Write an entry for a change that was made in the broker; return why there is none.
+    """Write an entry for a change in the broker; return the reason if this fails.
 
-    Nothing happens without a coordinator: a file that no worker has created.
+    Do nothing without a coordinator, that is if no worker has created its file.
     """
     path = Address.parse(settings.coordinator).path
     if path is not None and not file_exists(path):
@@ -107,7 +107,7 @@ def noted_in_action_log(
 def _client(
     settings: Settings, layout: Layout, stack: ExitStack, on_missing: OnMissing, create: bool
 ) -> Client | None:
-    # kazoo logs every failed attempt to stderr; the one line of our error is enough.
+    # kazoo logs every failed attempt to stderr. The one line of qdo's error is enough.
     logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
     if path is not None and not create and not file_exists(path):
@@ -129,7 +129,7 @@ def _client(
 def _broker_fault(client: Client | None, layout: Layout, path: str) -> BrokerMissingError | None:
     """Return why a missing file is a fault; None if no worker has used a broker yet.
 
-    "No messages" and "no dead letters" would be false answers.
+    For a missing file that was in use, "no messages" or "no dead letters" would be false answers.
     """
     node = None if client is None else broker_node(client, layout)
     if node is not None:

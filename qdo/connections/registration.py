@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 class KeptRegistration:
-    """Keeps a process registered: after the end of its session it registers again.
+    """Keeps a process registered by a new registration after the end of each session.
 
-    The session is that of its locks, so a process has one node.
+    The locks of the process use the same session, so a process has one node.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class KeptRegistration:
         threading.Thread(target=self._keep, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Stop registering; the node ends with the session."""
+        """Stop the registration; the node ends with the session."""
         self._closed = True
         self._changed.set()
 

@@ -1,7 +1,7 @@
 """The services of the coordinator for an app that is not a worker.
 
-These are documents, live settings and locks. Each has a connection of its own, opened by its first
-use, again after a fork, and again when its session is over. Opening one raises
+The services are documents, live settings and locks. Each service has a separate connection, which
+it opens at its first use, after a fork, and after the end of its session. It raises
 CoordinatorUnreachableError if the coordinator does not respond in time.
 """
 
@@ -39,7 +39,7 @@ _IS_TIME = re.compile("[0-9]{1,19}", re.ASCII).fullmatch
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# Functions import the coordinator's modules late: most senders need none of them.
+# Functions import the coordinator's modules late, because most senders need none of them.
 
 
 def _at_home(function: Callable[[], _Result]) -> _Result:
@@ -82,17 +82,17 @@ class AppDocuments:
         self.connection = PerProcess(open_store, run=_at_home, owner=app)
 
     def __getitem__(self, name: str) -> Documents:
-        """Return a set, the same object for each call."""
+        """Return a set of documents; each call returns the same object."""
         from qdo.fleet.documents import Documents
 
         return self._sets.setdefault(name, Documents(name, self.connection.get))
 
     def __iter__(self) -> Iterator[Documents]:
-        """Return the sets that the app has named."""
+        """Iterate over the sets that the app has named."""
         return iter(list(self._sets.values()))
 
     def middleware(self) -> tuple[Middleware, Middleware]:
-        """Return the middleware by which jobs see documents as new as their messages ask for."""
+        """Return middleware that gives jobs documents as new as their messages require."""
         return Middleware(self._before, "sync"), Middleware(self._before_async, "async")
 
     def _before(self, call_next: Any, message: Message | Batch, context: Any) -> None:
@@ -108,10 +108,10 @@ class AppDocuments:
         await call_next(message, context)
 
     def _wait_for(self, message: Message | Batch) -> None:
-        """Wait for documents that are as new as a message asks for.
+        """Wait for documents that are as new as a message requires.
 
-        Late documents must not stop a queue: after `AFTER_SECONDS` for all sets together, the job
-        gets those at hand.
+        Late documents must not stop a queue. After `AFTER_SECONDS` for all sets together, the job
+        gets the present documents.
         """
         after = _after(message)
         if not after:
@@ -137,14 +137,14 @@ def _first(message: Message | Batch) -> Message:
 
 
 def _after(message: Message | Batch) -> int:
-    """Return the time of documents that a message asks for, 0 without one."""
+    """Return the time of documents that a message requires; 0 without a time."""
     messages = message if isinstance(message, Batch) else (message,)
     asked = [text for each in messages if (text := each.headers.get(AFTER))]
     return max((int(text) for text in asked if _IS_TIME(text)), default=0)
 
 
 class LiveConnection:
-    """The live settings over a connection of their own."""
+    """The live settings over a separate connection."""
 
     def __init__(self, side: SideConnection, live: LiveSettings) -> None:
         self._side = side

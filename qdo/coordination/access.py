@@ -51,7 +51,7 @@ _WORLD = Id("world", "anyone")
 _LETTERS = ((_CREATE, "c"), (_DELETE, "d"), (_READ, "r"), (_WRITE, "w"), (Permissions.ADMIN, "a"))
 DIGEST = "digest"
 SASL = "sasl"
-# The hash of a digest account, after its name.
+# Matches the hash that follows the name of a digest account.
 _HASH = re.compile(r"(?<=:)[A-Za-z0-9+/]{27}=")
 
 
@@ -60,7 +60,7 @@ class NodeRights:
     """The access control lists of the nodes of one app."""
 
     layout: Layout
-    # The accounts of each role; None: every node is open to all.
+    # The accounts of each role. If None, every node is open to all.
     accounts: Mapping[str, tuple[Id, ...]] | None = None
     # Workers refuse nodes that accounts without a role can change.
     required: bool = False
@@ -86,7 +86,7 @@ class NodeRights:
         return None
 
     def _rights(self, path: str) -> dict[str, int]:
-        """Return the rights of each role, and of the world as ""."""
+        """Return the rights of each role; the key "" stands for the world."""
         layout = self.layout
         if not f"{path}/".startswith(f"{layout.root}/"):
             return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
@@ -128,7 +128,7 @@ class NodeRights:
 
 def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
     """Return whether two lists give the same rights."""
-    # ZooKeeper masks digests for accounts that may not change the list: then names are compared.
+    # ZooKeeper masks digests for accounts that may not change the list. Then compare only names.
     lists = [*one], [*other]
     masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
     first, second = (_merged(acl, masked) for acl in lists)
@@ -160,7 +160,7 @@ def identity_of(text: str) -> Identity:
 
 
 class Secret(str):
-    """A text that logs and tracebacks do not show: kazoo logs requests with their arguments."""
+    """A string that logs and tracebacks hide, because kazoo logs the arguments of requests."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ class Secret(str):
 
 
 def hide_digests(record: logging.LogRecord) -> bool:
-    """Leave the hashes of digest accounts out of a record of kazoo; for `addFilter`."""
+    """Remove the hashes of digest accounts from a log record of kazoo; for `addFilter`."""
     # At level debug, kazoo logs the access control list of each node that it creates or reads.
     text = record.getMessage()
     shown = _HASH.sub("***", text)
@@ -210,12 +210,12 @@ class Account:
 class Tls:
     """Encrypted connections to servers whose certificates are checked."""
 
-    # File with the only certificate authorities that count.
+    # File with the only certificate authorities that the client trusts.
     ca: str
-    # File with the client's own certificate, "" for none; `key` is its private key.
+    # File with the client's certificate, "" for none; `key` is the file with its private key.
     cert: str = ""
     key: str = ""
-    # The certificate must be for the host in the coordinator's address.
+    # Whether the server's certificate must name the host in the coordinator's address.
     check_host: bool = True
 
     def context(self) -> ssl.SSLContext:
@@ -224,7 +224,7 @@ class Tls:
         context.check_hostname = self.check_host
         context.load_verify_locations(self.ca)
         if self.cert:
-            # The password is empty, not a secret: without it OpenSSL would ask at the terminal.
+            # Pass an empty password. Otherwise OpenSSL would ask for one at the terminal.
             context.load_cert_chain(self.cert, self.key, password="")
         return context
 

@@ -1,7 +1,7 @@
-"""Read many nodes in few requests, without waiting for one answer after the other.
+"""Read many nodes in few requests, without waiting for each answer in turn.
 
-The functions raise CoordinatorUnreachableError if the connection is lost for `LOSS_SECONDS`; a
-shorter loss, such as a change of the server, only repeats requests. `read_children` and
+The functions raise CoordinatorUnreachableError if the connection is lost for `LOSS_SECONDS`. After
+a shorter loss, such as a change of server, they repeat the lost requests. `read_children` and
 `names_below` raise NodeRefusedError if the children of a node cannot be listed.
 """
 
@@ -41,20 +41,20 @@ _OF_A_NODE = (
     NotEmptyError,
     QuotaExceededError,
 )
-# Nodes in a request: limits the size of the answer and the time that the server takes.
+# Nodes per request. This limits the size of the answer and the server's time.
 BATCH = 250
-# Requests in flight at once: enough to hide the network, few enough to keep memory small.
+# Requests in flight at once: enough to hide the network latency, few enough to save memory.
 WINDOW = 1000
-# Longest wait for one answer before the coordinator counts as unreachable.
+# Longest wait for an answer. After it, the coordinator counts as unreachable.
 TIMEOUT_SECONDS = 30.0
-# How long a request is repeated that was lost with its connection.
+# How long a client repeats requests that were lost with their connection.
 LOSS_SECONDS = 5.0
-# Pause before a request is repeated that was lost with its connection.
+# Pause before a client repeats a request that was lost with its connection.
 AGAIN_SECONDS = 0.05
 
 
 def is_refusal(error: object) -> bool:
-    """Return whether an error is about one node, so that a repetition would fail as well."""
+    """Return whether an error concerns one node; a retry would fail with the same error."""
     return isinstance(error, _OF_A_NODE)
 
 
@@ -66,19 +66,19 @@ def refusal_reason(error: Exception, action: str = "read") -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeValue:
-    """A node as it was read."""
+    """The answer to the read of one node."""
 
     path: str
-    # B"" for a node without data, and for one that was refused.
+    # The data; b"" if the node has none or was refused.
     data: bytes
     version: int
     # Id of the session of an ephemeral node, 0 for a persistent node.
     session: int
-    # When it was last written, Unix time of the coordinator's clock.
+    # Unix time of the last write, by the coordinator's clock.
     written: float
-    # Why the coordinator did not return the node, None if it did.
+    # Why the coordinator refused to return the node, or None.
     refused: str | None = None
-    # Number of the transaction that created it: another node at this path has another.
+    # Number of the transaction that created the node. A later node at the same path differs in it.
     created: int = 0
 
 
@@ -112,7 +112,7 @@ def read_children(client: Client, paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def names_below(client: Client, path: str) -> list[str]:
-    """Return the sorted names below one node, none if it does not exist."""
+    """Return the sorted names below a node, or an empty list if the node does not exist."""
     return read_children(client, [path]).get(path, [])
 
 
@@ -124,7 +124,7 @@ def exists_later(client: Client, path: str) -> Callable[[], bool]:
 
 
 def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:
-    """Return the sorted names below each node that exists, None where they cannot be listed."""
+    """Return the sorted names below each existing node, or None if they cannot be listed."""
     answers = pipelined(client, client.get_children_async, paths)
     return {
         path: None if isinstance(names, Exception) else sorted(names)
@@ -136,7 +136,7 @@ def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, l
 def pipelined(
     client: Client, send: Callable[[str], Any], paths: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each path with its answer, None for a missing node, an error for a refused one."""
+    """Yield each path with its answer: None for a missing node, an error for a refused node."""
     for start in range(0, len(paths), WINDOW):
         part = paths[start : start + WINDOW]
         sent = [(path, send(path)) for path in part]
@@ -145,7 +145,7 @@ def pipelined(
 
 
 def _in_batches(client: Client, paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the data of nodes as `pipelined` does, read with one request for many nodes."""
+    """Yield the data of nodes as `pipelined` does, but read many nodes with each request."""
 
     def ask(part: Sequence[str]) -> Any:
         pending = client.handler.async_result()

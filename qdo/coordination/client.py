@@ -8,8 +8,8 @@ address                                     far side
 ``sqlite:PATH``, ``sqlite:PATH?chroot=/a``  a SQLite file shared by processes on this machine
 ==========================================  ==================================================
 
-All give the same class: kazoo's client with a few additions. All code built on it, including
-kazoo's recipes, works with each.
+All addresses give a client of the same class: kazoo's client with a few additions. So code for
+this class, including kazoo's recipes, works with every coordinator.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from qdo.postgresql.url import SchemaAddress, coordinator_address
 from qdo.system.clock import clock
 from qdo.text import describe, hide_credentials
 
-# Share of the session timeout that an attempt to connect to one server may take. kazoo allows all
-# of it, so one unreachable server would cost a session that the next server would have kept. After
-# each round of all servers that failed, the share doubles, up to 1: all servers may be slow.
+# Share of the session timeout that an attempt to connect to one server may take. kazoo allows the
+# whole timeout, so the session would end at one unreachable server before kazoo tries the next.
+# All servers may be slow, so the share doubles, up to 1, after each round in which all failed.
 CONNECT_SHARE = 0.25
-# After so many session timeouts without a connection, a session is presented only to a server that
-# has just granted a new one. Its lease has been over for a timeout, and each attempt to resume it,
-# answered too late, would keep it alive at the servers, and with it the ownership of queues. A
-# server that grants a new session but not this one has lost it, for instance with all its data.
+# After this many session timeouts without a connection, the client tries to resume its session only
+# at a server that has just granted a new session. The lease of the old session ended a timeout ago.
+# Each attempt whose answer is late would keep the session, and its ownership of queues, alive at
+# the servers. A server that grants only a new session has lost the old one, perhaps with all data.
 DOUBT_TIMEOUTS = 2.0
 _log = logging.getLogger(__name__)
 _NETWORK = "zookeeper://"
@@ -70,15 +70,15 @@ _HANDLERS = {
     "threading": ("kazoo.handlers.threading", "SequentialThreadingHandler"),
     "gevent": ("kazoo.handlers.gevent", "SequentialGeventHandler"),
 }
-# kazoo's own default lets the pauses between attempts grow to an hour.
+# By default, kazoo lets the pauses between attempts grow to an hour.
 _RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
 
 
 class NetworkConnection(ConnectionHandler):
-    """kazoo's connection; it keeps the session timeout that the server granted.
+    """kazoo's connection, which also records the session timeout that the server granted.
 
-    :ivar server: HOST:PORT of the last server that it tried.
-    :ivar tls_fault: why the last attempt failed to connect, if the reason is TLS.
+    :ivar server: HOST:PORT of the last server that the connection tried.
+    :ivar tls_fault: the TLS error of the last attempt to connect, if it failed because of TLS.
     """
 
     last_fault: str | None = None
@@ -100,7 +100,7 @@ class NetworkConnection(ConnectionHandler):
 
     def _expand_client_hosts(self) -> Any:
         servers = cast(Any, super())._expand_client_hosts()
-        # The server that was tried last comes last: it may be the one that is down.
+        # Try the previous server last, because it may be down.
         return sorted(servers, key=lambda each: f"{each[1]}:{each[2]}" == self.server)
 
     def _connect_loop(self, retry: Any) -> Any:
@@ -144,7 +144,7 @@ class NetworkConnection(ConnectionHandler):
         return timeouts
 
     def _get_session(self, hostip: str, port: int) -> None:
-        """Get a new session from a server, and end it."""
+        """Get a new session from a server, and end that session."""
         driver = cast(Any, super())
         seconds = self.connect_seconds
         asked = Connect(0, 0, int(1000 * self.client.timeout_seconds), 0, bytes(16), False)
@@ -163,19 +163,19 @@ class NetworkConnection(ConnectionHandler):
         if isinstance(error, ConnectionDropped) and isinstance(error.__context__, ssl.SSLError):
             self.tls_fault = _tls_reason(error.__context__)
         if isinstance(error, SessionClosedRequireSaslError):
-            # Servers with enforce.auth.enabled answer so to a wrong password. kazoo does not know
-            # it, and its thread would end with a traceback.
+            # Servers with enforce.auth.enabled send this code after a wrong password. kazoo does
+            # not know the code, and its thread would end with a traceback.
             raise AuthFailedError("the servers reject the account") from error
 
     @property
     def connect_seconds(self) -> float:
-        """How long an attempt to connect to one server may take."""
+        """The time that an attempt to connect to one server may take."""
         share = CONNECT_SHARE * 2.0 ** min(2, max(0, self._failed_rounds))
         return share * float(self.client.timeout_seconds)
 
     def command(self, word: bytes) -> str:
-        """Send a four-letter command through a connection of its own, as kazoo does."""
-        # kazoo passes the port as the name of the server, which TLS rejects.
+        """Send a four-letter command through a separate connection, as kazoo does."""
+        # kazoo passes the port as the name of the server. TLS rejects that name.
         connection = self.handler.create_connection(
             address=self._socket.getpeername()[:2],
             hostname=self._host,
@@ -220,8 +220,8 @@ class NetworkConnection(ConnectionHandler):
 class _TransportHandler:
     """kazoo's handler, with a shorter time limit for connecting to one server, and with TLS."""
 
-    # kazoo's own TLS also trusts the certificate authorities of the operating system, and waits for
-    # bytes from the network although TLS has decrypted further answers already.
+    # kazoo's TLS also trusts the certificate authorities of the operating system. It waits for the
+    # network even if TLS has already decrypted further answers.
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -263,11 +263,11 @@ class Address:
     """The address of a coordinator."""
 
     url: str
-    # Of ZooKeeper servers, "localhost:0" for a database.
+    # The hosts of ZooKeeper servers; "localhost:0" for a database.
     hosts: str
-    # Of a SQLite file, else None.
+    # The path of a SQLite file, or None.
     path: str | None
-    # A PostgreSQL schema, else None.
+    # The PostgreSQL schema, or None.
     database: SchemaAddress | None
     chroot: str
 
@@ -295,7 +295,7 @@ class Address:
 
     @property
     def has_servers(self) -> bool:
-        """Whether it names ZooKeeper servers."""
+        """Whether the address names ZooKeeper servers."""
         return self.path is None and self.database is None
 
 
@@ -310,15 +310,15 @@ def _bad_address(url: str) -> SettingsError:
 class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
-    :ivar may_look_on: it shows nodes to people; a user who may only read a database can use it.
+    :ivar may_look_on: the client only shows nodes to people, so a user with read access suffices.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
         may differ from the requested one; None before the first connection.
-    :ivar heard_at: a time since which the leader of the servers has heard of the session, that is
-        of the request for the present connection, on `qdo.system.clock.clock`; None if unknown.
+    :ivar heard_at: a time on `qdo.system.clock.clock` after which the leader of the servers heard
+        of the session, in the request for the present connection; None if unknown.
     :ivar connected_to: HOST:PORT of the last ZooKeeper server that accepted the session.
-    :ivar lost_at: when the connection of the session in force was lost, on
-        `qdo.system.clock.clock`; None without a session, and while it is connected.
-    :ivar session_over: whether the coordinator has confirmed the end of the session, or ended it.
+    :ivar lost_at: the time on `qdo.system.clock.clock` at which the present session lost its
+        connection; None without a session, and while the session is connected.
+    :ivar session_over: whether the coordinator has ended the session, or confirmed its end.
     """
 
     _connection: Any
@@ -348,7 +348,7 @@ class Client(KazooClient):
         # kazoo has no types: here and below, super() is cast to Any.
         options.update(access.options())
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
-        self.logger.addFilter(hide_digests)  # once: it is the logger of all clients
+        self.logger.addFilter(hide_digests)  # all clients share this logger, which keeps one filter
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.has_servers:
@@ -363,15 +363,16 @@ class Client(KazooClient):
             self._connection = StoreConnection(self, retry, server, opened, logger=self.logger)
 
     def _call(self, request: Any, async_object: Any) -> Any:
-        """Queue an operation; one caller at a time."""
-        # kazoo wakes its connection with one byte for each operation. After some 280 pending bytes
-        # the next write blocks, and gevent does not let a second greenlet write to the same socket.
-        # kazoo would treat that as a closed connection, report a failure, and still send it.
+        """Queue an operation, for one caller at a time."""
+        # kazoo wakes its connection with one byte for each operation. After about 280 pending bytes
+        # the next write blocks, and gevent lets no second greenlet write to the same socket. kazoo
+        # would take that for a closed connection and report a failure, but still send the
+        # operation.
         with self._calling:
             return cast(Any, super())._call(request, async_object)
 
     def drop_connection(self, reason: str) -> None:
-        """Give the connection up; the session continues if another one is made in its timeout."""
+        """Drop the connection; the session continues if it reconnects within its timeout."""
         self.drop_reason = reason
         self._call(_CONNECTION_DROP, self.handler.async_result())
 
@@ -380,18 +381,18 @@ class Client(KazooClient):
         return self.connected_to or self._connection.server or self.address.url
 
     def lost_server(self) -> str:
-        """Return the server of the lost connection, and the reason if the client dropped it."""
+        """Return the server of the lost connection, with the reason if the client dropped it."""
         reason = self.drop_reason
         self.drop_reason = ""
         return f"{self.server} ({reason})" if reason else self.server
 
     @property
     def timeout_seconds(self) -> float:
-        """The session timeout, before a server has granted one the requested one."""
+        """The granted session timeout; before the first connection, the requested one."""
         return self.negotiated_timeout_seconds or float(cast(Any, self)._session_timeout) / 1000.0
 
     def is_in_doubt(self) -> bool:
-        """Return whether the connection was lost too long ago to just present the session."""
+        """Return whether the loss is too long ago to resume the session at any server."""
         patience = DOUBT_TIMEOUTS * self.timeout_seconds
         return self.lost_at is not None and clock() - self.lost_at > patience
 
@@ -423,7 +424,7 @@ class Client(KazooClient):
         try:
             started = self.start_async()
             while not started.wait(timeout=max(0.0, deadline - clock())):
-                # The time for which a database lets no session begin, after a failover, is extra.
+                # After a failover, a database delays new sessions. Add this delay to the timeout.
                 if (later := self._connection.waits_until + timeout_seconds) <= deadline:
                     break
                 deadline = later
@@ -438,11 +439,12 @@ class Client(KazooClient):
             raise
 
     def _make_chroot(self, deadline: float) -> None:
-        # Do not touch an existing chroot: its creator may have left no rights above it. Without a
-        # chroot, too: a server that requires accounts refuses the first request, not the session.
+        # Leave an existing chroot alone: this account may have no rights above it. Send a request
+        # even without a chroot: a server that requires accounts refuses the first request, not the
+        # session.
         if self._answer(Exists(self.chroot or "/", None), deadline):
             return
-        # ensure_path("/") would create only the last part of the chroot.
+        # Do not use ensure_path("/"), which would create only the last part of the chroot.
         parts = self.chroot.split("/")[1:]
         for depth in range(1, len(parts) + 1):
             path = "/" + "/".join(parts[:depth])
@@ -462,8 +464,8 @@ class Client(KazooClient):
         :param pending: the handler's `async_result` of the operation.
         :raises BaseException: of the class `timeout_exception` of the handler, without an answer.
         """
-        # Not with `get(timeout=...)`: with gevent it raises a `gevent.Timeout` that is not the
-        # handler's `timeout_exception`, for which all callers are prepared.
+        # Do not use `get(timeout=...)`. With gevent it raises `gevent.Timeout`, but callers expect
+        # the handler's `timeout_exception`.
         pending.wait(timeout_seconds)
         if not pending.ready():
             raise self.handler.timeout_exception(f"no answer within {timeout_seconds:g} s")
@@ -472,12 +474,12 @@ class Client(KazooClient):
     def create_async(
         self, path: str, value: bytes = b"", acl: Any = None, *rest: Any, **options: Any
     ) -> Any:
-        """Create a node; without an access control list it gets the one of `access`."""
+        """Create a node; its default access control list is the one that `access` gives."""
         acl = acl or self.access.acl_of(path)
         return cast(Any, super()).create_async(path, value, acl, *rest, **options)
 
     def _abandon(self) -> None:
-        # Stop in the background: it waits for a connection attempt that may be stuck.
+        # Stop in the background, because `stop` waits for a connection attempt that may hang.
         self._stopped.set()
         self.handler.spawn(self._give_up)
 
@@ -506,7 +508,7 @@ class Client(KazooClient):
         self.close()
 
     def detach(self) -> None:
-        """Stop without ending the session: it lasts for its timeout, or for another client."""
+        """Stop without ending the session; another client may resume it before its timeout."""
         self._stopped.set()
         self.drop_connection("the client leaves its session")
         self._give_up()

@@ -1,14 +1,14 @@
 """Notify the owners of queues of new messages.
 
-A notification is a hint. Without it the owner finds the message with its next poll. So a failed
-notification is not an error for the sender, and sending never waits for one.
+A notification is a hint. Without it, the owner finds the message at its next poll. So a failed
+notification is not an error for the sender, and sending never waits for a notification.
 """
 
 from __future__ import annotations
 
 import atexit
 
-# The thread may connect after the main thread has ended, when this can no longer be imported.
+# Import it now: the thread may connect after the main thread has ended, when imports fail.
 import concurrent.futures.thread  # noqa: F401
 import logging
 import os
@@ -26,25 +26,25 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 
 _log = logging.getLogger(__name__)
-# Silences kazoo, which logs every attempt to connect: one line is enough.
+# Silences kazoo, which logs every attempt to connect. The notifier logs one line.
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)
-# Shortest time between two notifications of a queue; messages in between share the second.
+# Shortest time between two notifications of a queue. Messages in between share the second one.
 PAUSE_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-# Pause after the coordinator was unreachable; queues are not notified during the pause.
+# Pause after the coordinator was unreachable. The notifier sends nothing during the pause.
 AGAIN_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
 # Longest time that closing waits for the last notifications.
 CLOSE_SECONDS = 2.0
-# Number of remembered notification times above which old ones are dropped.
+# Number of remembered notification times above which the notifier drops old ones.
 MANY = 10_000
 
 
 class DoorbellNotifier:
     """Notifies the owners of one app's queues in the background.
 
-    It can be used from any thread, greenlet or loop. The first notification creates its connection
-    and the thread that uses it.
+    Any thread, greenlet or loop may use the notifier. The first notification creates its connection
+    and its thread.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class DoorbellNotifier:
             self._complained = False
 
     def _complain(self, error: BaseException) -> None:
-        """Log it once: it would repeat with every message."""
+        """Log an error once, because it would repeat with every message."""
         if not self._complained:
             self._complained = True
             _log.warning(
@@ -156,7 +156,7 @@ class DoorbellNotifier:
         return self._client
 
     def _touch(self, client: Client, queues: list[str]) -> None:
-        """Write the doorbells, all at once, and create missing ones; one may be refused."""
+        """Write all doorbells at once, and create missing ones; the coordinator may refuse some."""
         paths = [self._layout.doorbell(queue) for queue in queues]
         missing = []
         for path, answer in [(path, client.set_async(path, b"")) for path in paths]:

@@ -1,8 +1,8 @@
 """Operations that kazoo lacks, although servers have had them since version 3.6.
 
-multiRead (opcode 22, ZOOKEEPER-1525) reads many nodes at once. A worker that takes a thousand
-queues would otherwise send and receive a thousand operations, at some 100 us each in Python. In
-batches the same reads take a tenth of that.
+multiRead (opcode 22, ZOOKEEPER-1525) reads many nodes at once. Without it, a worker that takes a
+thousand queues sends and receives a thousand operations, at about 100 us each in Python. Batches
+take a tenth of that time.
 
 addWatch (opcode 106), in its mode "persistent recursive", watches whole trees. The watch stays
 armed until the connection is lost; servers do not restore it for a client that connects again.
@@ -27,8 +27,8 @@ _ERROR = -1
 class MultiRead:
     """An operation of many reads of data.
 
-    The answer is a list in the same order. Each item is (data, ZnodeStat), or the exception that
-    this read would have raised.
+    The answer is a list in the order of the paths. Each item is (data, ZnodeStat), or the exception
+    that a single read would have raised.
     """
 
     type: ClassVar[int] = 22
@@ -86,8 +86,8 @@ class AddWatch:
 class TreeWatchers:
     """The watched trees of one connection, by the full paths of their roots.
 
-    Watchers are called on the thread of the connection and must return at once. So their events
-    come in the order of the changes, and before the answers that follow them.
+    The thread of the connection calls the watchers, which must return at once. So events arrive in
+    the order of the changes, and before the answers that follow them.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class TreeWatchers:
         self._watchers.setdefault(root, set()).add(watcher)
 
     def clear(self) -> None:
-        """Forget all watches: the connection is lost."""
+        """Forget all watches after the loss of the connection."""
         self._watchers.clear()
 
     def fire(self, kind: int, path: str, client: Any) -> None:

@@ -1,15 +1,15 @@
 """Count an attempt for each message that was in flight when its process or its session ended.
 
-A parent counts for its dead child in the child's own session, before it closes that session. The
-queues have no other owner until then. A worker whose session expired counts in its next session,
-and so does the parent of a worker that died after its session. The queues may have other owners by
-then. An owner that finds a record of an attempt that it does not know keeps it
+After the death of a worker process, its parent counts in the worker's session and then closes that
+session. The queues have no other owner until then. A worker whose session expired counts in its
+next session. So does the parent of a worker that died after its session had ended. The queues may
+have other owners by then. An owner keeps the record of an attempt that it does not know
 (`qdo.coordination.protocol.owned_queues`).
 
-If the parent has died, too, the next owners count (`QueueNode.claimed_by`).
+If the parent has also died, the next owners count (`QueueNode.claimed_by`).
 
-Each node is compared all the same: the version must be the one read, because a checkpoint may
-arrive late. In the worker's own session the queue must also still name the worker.
+Because a checkpoint may arrive late, each write requires the version that was read. In the worker's
+session, the queue node must also still name the worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
-# A late checkpoint of the dead process can interfere at most a few times.
+# Late checkpoints of the dead process can interfere only a few times.
 TRIES = 3
 BATCH = 250
 _log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ def count_interrupted(
 ) -> list[InFlight]:
     """Add an attempt to the failure record of each message; return the messages that got one.
 
-    :param client: in the session of the worker, or in any session once that one has ended.
-    :raises CoordinatorUnreachableError: the connection is lost; attempts may have been counted.
+    :param client: a client in the worker's session; in any session once the worker's has ended.
+    :raises CoordinatorUnreachableError: the connection is lost; some attempts may be counted.
     """
     counted: list[InFlight] = []
     in_flight = [each for each in in_flight if each.queue]
@@ -76,7 +76,7 @@ def count_interrupted(
 def _count(
     client: Client, layout: Layout, in_flight: Sequence[InFlight], reason: str, positions: Positions
 ) -> tuple[list[InFlight], list[InFlight]]:
-    """Try once; return the messages to retry, and those that were counted."""
+    """Try once; return the messages to retry, and the messages that were counted."""
     workers = sorted({each.worker for each in in_flight})
     paths = [layout.worker(name) for name in workers]
     found = {
@@ -100,7 +100,7 @@ def _count(
             continue
         # A queue may have had several messages in flight.
         node = changed.get(path) or QueueNode.parse(found[path].data, found[path].refused)
-        # A worker that lives in another session counts for itself.
+        # A worker that lives in another session counts its own attempts.
         if each.worker in gone or (each.worker in own and node.owner == each.worker):
             marked = marked_node(node, each, reason, positions)
             if marked is not None:
@@ -136,7 +136,7 @@ def _commit(
 def marked_node(
     node: QueueNode, in_flight: InFlight, reason: str, positions: Positions = TIME_POSITIONS
 ) -> QueueNode | None:
-    """Return a node with one more attempt for a message; None if it is done or blocked."""
+    """Return a node with one more attempt for a message; None if the message is done or blocked."""
     position = in_flight.position
     name = positions.identity(position)
     if node.fault or _is_done(node, position):
@@ -147,8 +147,8 @@ def marked_node(
     ):
         return None  # the next owner counts the attempt, or has counted it
     progress = node.out_of_order or OutOfOrderProgress()
-    # Several messages that kill their process may follow each other before `last` is recorded, and
-    # each needs its own count.
+    # Several consecutive messages may kill their process before a checkpoint records `last`. Each
+    # of them needs its own count.
     others = progress.other_failures
     for at, failure in enumerate(others):
         if positions.identity(failure.position) == name:
@@ -157,7 +157,7 @@ def marked_node(
             return _unless_same(node, replace(node, out_of_order=after))
     known = node.failure
     same = known is not None and positions.identity(known.position) == name
-    # Where positions are not stable and the queue runs one message, the newest record is enough.
+    # If positions are not stable and the queue runs one message at a time, keep the newest record.
     if known is None or same or (in_flight.in_line and not positions.stable):
         known = known if same else None
         counted = (known or FailureRecord(position, 0)).interrupted(reason)

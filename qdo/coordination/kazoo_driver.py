@@ -39,11 +39,11 @@ _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
 
 class KazooDriver:
-    """Sends requests; for each answer, `put` gets a function that delivers it on the loop.
+    """Sends requests; passes `put` a function that delivers each answer on the loop.
 
     Answers come in the order of the requests. A read that fails because of its node gets `Refused`.
-    A request that fails for another reason, such as a full disk, gets no answer: `refused` is
-    called, and the loop drops the connection.
+    A request that fails for another reason, such as a full disk, gets no answer. The driver then
+    calls `refused`, and the loop drops the connection.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class KazooDriver:
             self.read_many([(request, then)])
 
     def read_many(self, requests: list[tuple[m.Get, m.Callback]]) -> None:
-        """Perform consecutive reads without watches, as one request if that is faster."""
+        """Perform consecutive reads without watches, in one request if that is faster."""
         root = self._client.chroot
         if len(requests) == 1:
             [(request, then)] = requests
@@ -102,8 +102,8 @@ class KazooDriver:
             self._client._call(many, _ManyReplies(self, [then for _, then in batch]))
 
     def commit(self, request: m.Commit, then: m.Callback) -> None:
-        # Not with kazoo's `TransactionRequest`, which splits every path and checks every argument:
-        # 15 us for each queue of a checkpoint, a third of the total.
+        # Avoid kazoo's `TransactionRequest`, which splits every path and checks every argument.
+        # That takes 15 us for each queue of a checkpoint, a third of the total.
         client = self._client
         self._send(Transaction([operation(client, op) for op in request.ops]), committed, then)
 
@@ -126,7 +126,7 @@ class KazooDriver:
         return int(self._client.last_zxid)
 
     def _get_watched(self, path: str, then: m.Callback, watcher: Watcher) -> None:
-        """Read a node and watch it; a missing one is watched through `exists`."""
+        """Read a node and watch it; watch a missing node through `exists`."""
 
         def got(answer: m.Response) -> None:
             if isinstance(answer, m.NodeMissing):
@@ -135,7 +135,7 @@ class KazooDriver:
                 then(answer)
 
         def looked(answer: m.Response) -> None:
-            # It appeared between the two requests; the watch of `exists` stays armed.
+            # The node appeared between the two requests. The watch of `exists` stays armed.
             if isinstance(answer, m.NodeRead):
                 self._get_watched(path, then, watcher)
             else:
@@ -147,9 +147,9 @@ class KazooDriver:
 class _Reply:
     """Receives the answer of one operation from kazoo's connection."""
 
-    # The connection itself puts an answer before it reads the next message of the coordinator. So
-    # the event of a watch never overtakes the answer that armed it. Through kazoo's own results it
-    # could: results and watches are two queues, each with a thread. A machine that waits for the
+    # The connection delivers an answer before it reads the coordinator's next message. So the event
+    # of a watch never overtakes the answer that armed the watch. kazoo's own results and watches
+    # use two queues, each with a thread, so an event could overtake. A machine that waits for the
     # event would then wait forever.
 
     def __init__(
@@ -171,7 +171,7 @@ class _SyncReply:
         self._then = then
 
     def set(self, value: Any) -> None:
-        # Read the zxid now: on the loop it would be that of a later answer.
+        # Read the zxid now: on the loop, a later answer may have changed it.
         answer = m.Synced(self._driver.last_zxid())
         self._driver.put(partial(self._then, answer))
 
@@ -225,7 +225,7 @@ def _created(root: str, path: str) -> m.Response:
 
 
 def committed(results: list[Any]) -> m.Committed | m.Rejected | m.NoResponse:
-    """Translate the results of a transaction: kazoo returns its errors, it does not raise them."""
+    """Translate the results of a transaction, whose errors kazoo returns instead of raising."""
     # In a failed transaction, operations before the failed one have RolledBackError, and operations
     # after it RuntimeInconsistency.
     for index, result in enumerate(results):

@@ -1,4 +1,4 @@
-"""The tasks of the leader beside rebalancing, mostly with the nodes of queues."""
+"""The leader's tasks other than rebalancing, mostly with the nodes of queues."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.system.clock import clock
 
 Put = Callable[[Callable[[], object]], None]
-# Writes nodes with the leader's fence; a chore returns the number of nodes that it deleted.
+# Writes nodes with the leader's fence. A chore returns the number of nodes that it deleted.
 Act: TypeAlias = Callable[[Client, Layout, CheckOp], int]
-# A function of `queue_admin`, which changes the node of a queue.
+# A function of `queue_admin` that changes the node of a queue.
 Change: TypeAlias = Callable[[Client, Layout, str], QueueNode]
 
 
 class LeaderQueues:
-    """The queue nodes, for a worker that may be the leader.
+    """Access to the queue nodes for a worker that may be the leader.
 
     Methods that wait for the coordinator raise CoordinatorUnreachableError, although the change may
     have been made, and NodeRefusedError if this worker may not list, read or write the nodes.
@@ -41,9 +41,9 @@ class LeaderQueues:
         self._client = client
         self._layout = layout
         self._put = put
-        # The rows of outboxes that the broker refused, by table.
+        # The outbox rows that the broker refused, by table.
         self.refused_rows: dict[str, int] = {}
-        # Their rows that are due and not sent, by table.
+        # The outbox rows that are due and not sent, by table.
         self.waiting_rows: dict[str, int] = {}
 
     def is_leader(self) -> bool:
@@ -54,7 +54,7 @@ class LeaderQueues:
         return self._rebalancer.workers
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
-        """Create missing queue nodes, which start after `last`; ignored unless it leads."""
+        """Create missing queue nodes that start after `last`; do nothing unless this one leads."""
         self._put(partial(self._rebalancer.create_queues, list(names), last))
 
     def queue_names(self) -> tuple[str, ...] | None:
@@ -69,11 +69,11 @@ class LeaderQueues:
         return {"lost_workers": tuple(lost) or None, "refused_rows": refused or None}
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
-        """Exclude queues marked as deleted from assignment; ignored unless this worker leads."""
+        """Assign no queues marked as deleted; do nothing unless this worker leads."""
         self._put(partial(self._rebalancer.exclude_deleted, names))
 
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:
-        """Return the existing nodes of queues; one that the coordinator refuses has a fault."""
+        """Return the existing nodes of queues; a node that the coordinator refuses has a fault."""
         reads = read_nodes(self._client, [self._layout.queue(name) for name in names])
         return {
             read.path.rpartition("/")[2]: QueueNode.parse(read.data, read.refused) for read in reads
@@ -86,10 +86,10 @@ class LeaderQueues:
             raise connection_lost(self._client, error) from error
 
     def with_fence(self, act: Act) -> int:
-        """Call a function with the leader's fence, and return its result; 0 unless this leads.
+        """Call a function with the leader's fence and return its result; return 0 on other workers.
 
-        It puts the fence first into each of its transactions: a worker that lost leadership then
-        changes nothing. It may wait for the coordinator.
+        The function must put the fence first into each of its transactions. A worker that lost
+        leadership then changes nothing. The function may wait for the coordinator.
         """
         if not self.election.leading:
             return 0
@@ -98,8 +98,8 @@ class LeaderQueues:
 
 
 def current_names(client: Client, path: str) -> set[str]:
-    """Return the names below a node, including all that exist at the time of the call."""
-    try:  # without it, a server that lags would leave out new ones
+    """Return the names below a node, including all that existed when the call began."""
+    try:  # without the sync, a server that lags would leave out new names
         client.sync(path)
     except KazooException as error:
         raise connection_lost(client, error) from error

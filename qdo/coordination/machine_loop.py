@@ -1,8 +1,8 @@
 """The loop that runs the state machines of one session on a client.
 
 The loop is a greenlet or a thread of the client's handler. It passes answers, watch events and
-calls of the worker engine to the machines, one at a time, and performs the requests that the
-machines make. kazoo's callbacks only put events into the loop's queue.
+calls of the worker engine to the machines, one at a time. Then it performs the machines' requests.
+kazoo's callbacks only put events into the loop's queue.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from qdo.coordination.protocol.silence import SILENCE, SilenceDetector
 from qdo.system.clock import clock
 from qdo.text import describe
 
-# Delays before a connection is dropped after refused requests in a row.
+# Delays before the loop drops a connection after consecutive refused requests.
 REFUSAL_BACKOFF = Backoff(0.1, 5.0)
 
 
 class MachineLoop:
     """Delivers events to state machines, and performs their requests.
 
-    :param before_flush: called in each step after all events were delivered.
-    :param after_step: called last in each step.
+    :param before_flush: called in each step after the delivery of all events.
+    :param after_step: called at the end of each step.
     """
 
     def __init__(
         self, client: Client, *, before_flush: Callable[[], None], after_step: Callable[[], None]
     ) -> None:
-        # In the order in which their requests are performed.
+        # The loop performs the machines' requests in this order.
         self.machines: list[m.Machine] = []
-        # Renewed by every acknowledged transaction; None before the session starts.
+        # Every acknowledged transaction renews the lease; None before the session starts.
         self.lease: Lease | None = None
         self.running = False
         self.up = False
@@ -59,7 +59,7 @@ class MachineLoop:
         self._requests = 0
 
     def put(self, event: Callable[[], object] | None) -> None:
-        """Call a function on the loop; None only wakes the loop."""
+        """Call a function on the loop; with None, only wake the loop."""
         self._events.put(event)
 
     def run(self) -> None:
@@ -67,7 +67,7 @@ class MachineLoop:
             self.step(self.wait_seconds())
 
     def end(self) -> None:
-        """Stop for good, and drop all machines."""
+        """Stop permanently, and drop all machines."""
         self.running = False
         self.up = False
         self.machines.clear()
@@ -78,7 +78,7 @@ class MachineLoop:
         self._watchers.pop(id(machine), None)  # kazoo keeps the watcher while a watch is armed
 
     def wait_seconds(self) -> float | None:
-        """Return how long the next step may wait for an event, None for no limit."""
+        """Return the longest time that the next step may wait for an event; None for no limit."""
         due = min((machine.due() for machine in self.machines), default=float("inf"))
         due = min(due, self._silence.due(), self._drop_at)
         return None if due == float("inf") else max(0.0, due - clock())
@@ -118,9 +118,9 @@ class MachineLoop:
         self._client.drop_connection(reason)
 
     def _refused(self, error: Exception) -> None:
-        """Leave a request unanswered, and soon drop the connection, which answers it."""
-        # Machines then repeat it, as after a lost answer. Until the coordinator accepts it again,
-        # the lease may expire; then no message starts, and the session is kept.
+        """Leave a request unanswered, and soon drop the connection, which answers `NoResponse`."""
+        # Machines then repeat the request, as after a lost answer. The lease may expire before the
+        # coordinator accepts the request. Then no message starts, but the session continues.
         if self._drop_at == float("inf"):
             self._refusals += 1
             spread = random.random()  # spreads pauses
@@ -156,7 +156,7 @@ class MachineLoop:
             self.driver.read_many(reads)
 
     def _answered(self, number: int, answer: m.Response) -> None:
-        """Pass on an answer, unless the connection was lost before it was delivered."""
+        """Pass on an answer, unless the connection was lost before the delivery."""
         then = self._unanswered.pop(number, None)
         if then is not None:
             self._silence.answered(clock(), len(self._unanswered))
@@ -172,7 +172,7 @@ class MachineLoop:
         self._answered(number, answer)
 
     def _watcher(self, machine: m.Machine) -> Callable[[WatchedEvent], None]:
-        """Return the machine's only watcher: kazoo calls equal watchers once per event."""
+        """Return the machine's single watcher; kazoo calls equal watchers once per event."""
         watcher = self._watchers.get(id(machine))
         if watcher is None:
             watcher = self._watchers[id(machine)] = partial(self._watch_fired, machine)
@@ -193,17 +193,17 @@ class MachineLoop:
             machine.connected()
 
     def suspended(self) -> None:
-        """Count all requests as unanswered, and tell the machines that the connection is lost."""
-        # Requests that kazoo sends later, and answers that arrive later, precede the barrier that
-        # the machines write first after the reconnection.
+        """Treat all requests as unanswered, and tell the machines that the connection is lost."""
+        # After reconnecting, the machines first write a barrier. Requests that kazoo sends late,
+        # and answers that arrive late, precede this barrier.
         self.up = False
         self._leave_unanswered()
         for machine in self.machines:
             machine.suspended()
 
     def _leave_unanswered(self) -> None:
-        """Answer `NoResponse` to all requests, sent or not."""
-        # Machines start again in `connected` and must not take an old answer for a new one.
+        """Answer all requests, sent or not, with `NoResponse`."""
+        # Machines start again in `connected`, and must not mistake an old answer for a new one.
         unanswered = self._unanswered
         self._unanswered = {}
         self._silence.reset()

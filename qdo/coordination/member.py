@@ -1,8 +1,8 @@
-"""One worker's registration at the coordinator: runs the state machines on a client.
+"""One worker's registration at the coordinator, which runs the state machines on a client.
 
 A member has one client, one session and one worker node for its whole life. When the session is
-lost the member is over and can change nothing any more. The worker engine then makes a new member
-with a new client. See `machine_loop` for the loop that runs the machines.
+lost, the member has ended and can change nothing. The worker engine then makes a new member with a
+new client. See `machine_loop` for the loop that runs the machines.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Member:
 
     :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
     :param make_machines: returns further machines for this member once it is registered.
-    :param on_doorbell: called with the name of a watched queue that a sender notified; None: no
-        doorbell is watched.
+    :param on_doorbell: called with the name of a watched queue that a sender notified. With None,
+        the member watches no doorbell.
     """
 
-    # Its claims are queues: what ends their messages is recorded in their nodes.
+    # The claims of a member are queues, whose nodes record how messages end.
     is_pool = False
 
     def __init__(
@@ -70,7 +70,8 @@ class Member:
         self._handler = client.handler
         reports = ProgressReports(self.call, self._handler.event_object)
         self._reports = reports
-        # Called for each message: bound once, without a frame of its own.
+        # Bind these methods once: the engine calls them for each message, without a wrapper's
+        # frame.
         self.progress = reports.progress
         self.record = reports.record
         self._loop = MachineLoop(client, before_flush=reports.pass_on, after_step=self._notify)
@@ -132,7 +133,7 @@ class Member:
         )
 
     def stop(self) -> None:
-        """Leave: end the session, and with it the worker node; idempotent."""
+        """Leave by ending the session, which removes the worker node; idempotent."""
         self._leaving = True
         if self._loop.running:
             self._loop.put(self._end)
@@ -148,7 +149,7 @@ class Member:
 
     @property
     def leader(self) -> LeaderQueues:
-        """The duties of a leader, for the case that this worker leads."""
+        """The duties of a leader, in case this worker leads."""
         if self._leader is None:
             raise RuntimeError("a member can lead only after start()")
         return self._leader
@@ -156,11 +157,11 @@ class Member:
     # --- called by the engine ---------------------------------------------------------
 
     def call(self, event: Callable[[], object] | None) -> None:
-        """Call a function on the loop that runs the machines; None only wakes the loop."""
+        """Call a function on the loop that runs the machines; with None, only wake the loop."""
         self._loop.put(event)
 
     def finished(self, claim: Claim) -> None:
-        """Called when no message of a claim that is being released runs any more."""
+        """Report that no message of a claim in release is running any more."""
         self._loop.put(partial(self._finished, claim))
 
     def _finished(self, claim: Claim) -> None:
@@ -178,11 +179,11 @@ class Member:
             self._ownership.drain()
 
     def settled(self) -> bool:
-        """Return whether exactly the assigned queues are claimed and nothing is in flight."""
+        """Return whether the claimed queues equal the assigned ones and nothing is in flight."""
         return self._ownership is not None and self._ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
-        """Wait until all queues are released or lost; return whether all are released."""
+        """Wait until all queues are released or lost; return whether all were released."""
         return bool(self._released.wait(timeout_seconds)) and not self._lost_queues
 
     def unreleased(self) -> list[str]:
@@ -196,13 +197,13 @@ class Member:
     def obey(self, zxid: int) -> None:
         """Confirm that this worker obeys the pauses of this version.
 
-        It is an event of the loop: in the current step, the worker's node may have been written.
+        Do so in an event of the loop, because the current step may already have written the node.
         """
         if self._ownership is not None:
             self._loop.put(partial(self._ownership.obey, zxid))
 
     def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:
-        """Report the next notification of each of `queues`, and stop watching those of `gone`."""
+        """Report the next notification of each queue in `queues`; stop watching those in `gone`."""
         if self._watches is not None and gone:
             self._loop.put(partial(self._watches.unwatch, gone))
         if self._watches is not None and queues:
@@ -231,7 +232,7 @@ class Member:
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            # Read it here: when the event is handled the client may already have a later session.
+            # Read it now: when the loop handles the event, the client may have a later session.
             self._loop.put(partial(self._connected, self._client.heard_at))
         elif state == KazooState.SUSPENDED:
             self._loop.put(self._suspended)
@@ -312,7 +313,7 @@ class Member:
         self._loop.put(self._end)  # the worker node is gone, though the session answers
 
     def _end(self) -> None:
-        """End for good: the session is lost, or the member was stopped."""
+        """End permanently, after the loss of the session or a call of `stop`."""
         if not self._loop.running:
             return
         self._loop.end()

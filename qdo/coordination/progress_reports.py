@@ -1,4 +1,4 @@
-"""The progress that the worker engine reports, on its way to the checkpoints of one member."""
+"""Pass the progress that the worker engine reports to the checkpoints of one member."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class ProgressReports:
         self._put = put
         self._make_event = make_event
         self._progressed: deque[Claim] = deque()
-        # The callers of `record`, each with the event that it waits for.
+        # The waiting callers of `record`, each with its event.
         self._recordings: list[tuple[Claim, Any]] = []
 
     def progress(self, claim: Claim) -> None:
         """Record ``claim.done`` with the next checkpoint."""
         waiting = self._progressed
         waiting.append(claim)
-        # The first report wakes the loop, which takes all later ones with it.
+        # The first report wakes the loop, which also takes all later reports.
         if len(waiting) == 1:
             self._put(None)
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        """Checkpoint at once; return whether ``claim.done`` was recorded, or the claim ended."""
+        """Checkpoint at once; return whether ``claim.done`` is recorded, or the claim has ended."""
         done = self._make_event()
 
         def begin() -> None:
@@ -62,7 +62,7 @@ class ProgressReports:
                 done.set()
 
     def end(self) -> None:
-        """Wake all callers of `record`: their claims have ended."""
+        """Wake all callers of `record`, because their claims have ended."""
         for _, done in self._recordings:
             done.set()
         self._recordings.clear()

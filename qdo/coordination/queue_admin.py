@@ -1,19 +1,19 @@
 """Change a queue node while workers run.
 
-Operators seek, decide, delete and reset. The leader retires, restores, marks finished.
+Operators seek, decide, delete and reset. The leader retires, restores and marks as finished.
 
 Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
-change increments ``seek``: the owner then follows the node, and not its own later progress. One
-that does not move the queue back also increments ``onward``: the owner then keeps that progress.
-The same transaction adds the queue to ``reread`` in its owner's worker node. Every worker watches
-its own node, so an idle owner notices too.
+change increments ``seek``. The owner then follows the node instead of its own later progress. A
+change that does not move the queue back also increments ``onward``. The owner then keeps its
+progress. The same transaction adds the queue to ``reread`` in its owner's worker node. Every worker
+watches its own node, so even an idle owner notices the change.
 
-A queue node is deleted only while it is marked as deleted and has no owner, and together with a
-write of its folder: see `protocol.rebalancer`.
+The leader deletes a queue node only if it is marked as deleted and has no owner. The same
+transaction writes the folder of queue nodes; see `protocol.rebalancer`.
 
-An operator's change also leaves an entry in the action log, in the same transaction: `record` makes
-that operation, from the node before and after. Each call of it returns the same path, so a change
-whose answer was lost is recognized by its entry.
+An operator's change also writes an entry in the action log, in the same transaction. `record` makes
+this operation from the node before and after the change. All calls of `record` return the same
+path, so the entry identifies a change whose answer was lost.
 
 A change raises NotFoundError for a queue without a node, and NodeRefusedError if the coordinator
 does not let this client read, write or delete the node.
@@ -44,18 +44,18 @@ from qdo.errors import (
 )
 
 Change = Callable[[QueueNode], QueueNode]
-# Makes the entry of a change in the action log, from the node before and after.
+# Makes the entry for the action log, from the node before and after a change.
 Record: TypeAlias = Callable[[QueueNode, QueueNode], m.CreateOp]
-# Failing messages of a queue, by their positions; or the first, or all of them.
+# Failing messages of a queue: their positions, or the first message, or all messages.
 Which: TypeAlias = tuple[int, ...] | Literal["first", "all"]
-# Key of a queue node that was marked as deleted because the broker no longer has the queue.
+# Key of a queue node that is marked as deleted because the broker no longer has the queue.
 #
-# A queue that an operator marked lacks this key, and stays deleted when the broker lists it.
+# A queue that an operator marked lacks this key, and stays deleted even if the broker lists it.
 RETIRED = "retired"
-# Queues that one transaction moves.
+# Most queues that one transaction moves.
 AT_ONCE = 100
-# Key of a queue node, which owners keep: the id of the file that moved it last. With it the same
-# file moves a queue once.
+# Key of a queue node for the id of the file that moved the queue last. Owners keep the key, so the
+# same file moves a queue only once.
 KEY = "imported"
 
 
@@ -72,12 +72,14 @@ def seek(
 ) -> QueueNode:
     """Continue a queue after `last`; return the node before the change.
 
-    The owner finishes the message in flight and continues from there. A corrupt node is repaired.
+    The owner finishes the message in flight and continues from there. The change also repairs a
+    corrupt node.
 
-    :param position: the broker's own position, which overrides `last`; None if it has none.
+    :param position: the broker's own position, which overrides `last`; None for brokers without
+        own positions.
     :param finished: the position of a finished queue; a queue with this position is restored.
-    :param onward: the owner continues from its own progress if that is beyond `last`; a queue whose
-        node is there already is not changed. Only for a `last` that positions compare with.
+    :param onward: whether the owner continues from its own progress if that is beyond `last`. The
+        change skips a queue that is already there. Only for a `last` that positions compare with.
     """
 
     change = _sought(last, position, finished, onward)
@@ -103,9 +105,9 @@ def seek_many(
     *,
     onward: bool,
 ) -> None:
-    """Continue each queue after its place as `seek` does, at most `AT_ONCE` of them.
+    """Continue each queue after its place as `seek` does, for at most `AT_ONCE` queues.
 
-    A queue without a node is left out. The caller has written one entry of the action log for all.
+    Queues without a node are skipped. The caller has written one action log entry for all queues.
     """
     changes = {queue: _sought(*place, finished, onward) for queue, place in places.items()}
     ops: list[m.Op] = []
@@ -122,14 +124,14 @@ def seek_many(
         ops += _notice(client, layout, owner, *queues) if owner else []
     if not ops or isinstance(commit(client, ops), m.Committed):
         return
-    # One of them has changed meanwhile: move each by itself.
+    # One of the queue nodes has changed meanwhile, so move each queue in its own transaction.
     for queue in changes:
         with suppress(NotFoundError):
             change_node(client, layout, queue, changes[queue], onward=onward)
 
 
 def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
-    """Return a node as changed by `seek`: cancelled messages behind `last` stay cancelled."""
+    """Return a node as changed by `seek`; cancelled messages after `last` stay cancelled."""
     cancelled = () if node.out_of_order is None else node.out_of_order.cancelled
     left = OutOfOrderProgress(cancelled=tuple(each for each in cancelled if each > last))
     return replace(
@@ -149,13 +151,13 @@ def decide(
 ) -> tuple[FailureRecord, ...]:
     """Decide about messages that fail, run or block a queue; return their failure records.
 
-    If a message runs at this moment and succeeds, the decision has no effect.
+    If a message is running and then succeeds, the decision has no effect.
 
-    :param decision: "retry": the message runs again, and its attempts count from 1. "skip" or
-        "dead-letter": the owner, or the next one, ends an attempt that runs, and the message.
-    :param running: records of messages that run and have not failed, to choose from as well.
-    :raises NotFailingError: no message fails, or not all of these, or an operator has decided
-        about one of them; nothing is changed.
+    :param decision: "retry" runs the message again, and counts its attempts from 1. With "skip" or
+        "dead-letter", the present or next owner ends a running attempt, and the message.
+    :param running: records of running messages that have not failed, as further choices.
+    :raises NotFailingError: no message fails, or some of these do not fail, or an operator has
+        already decided about one of them; the node does not change.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -166,7 +168,7 @@ def decide(
 
 
 def with_running(node: QueueNode, running: Iterable[FailureRecord]) -> QueueNode:
-    """Return a node in which messages that run, and have not failed, count as failing ones."""
+    """Return a node that treats running messages without a failure as failing messages."""
     above = node.out_of_order or OutOfOrderProgress()
     known = {each.position for each in node.failures}
     new = tuple(
@@ -182,7 +184,7 @@ def with_running(node: QueueNode, running: Iterable[FailureRecord]) -> QueueNode
 
 
 def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> QueueNode:
-    """Return a node as changed by `decide`: the next blocking message comes first."""
+    """Return a node as changed by `decide`; its first record is the next blocking message."""
     decided = chosen(node, queue, which)
 
     def decide_one(failure: FailureRecord) -> FailureRecord | None:
@@ -202,7 +204,7 @@ def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> Q
 
 
 def chosen(node: QueueNode, queue: str, which: Which) -> tuple[FailureRecord, ...]:
-    """Return the failure records that `decide` decides about; raise NotFailingError as it does."""
+    """Return the failure records that `decide` changes; raise NotFailingError as `decide` does."""
     open_ones = (*node.blocking, *node.retrying)
     if isinstance(which, tuple):
         return tuple(_named(node, queue, position) for position in dict.fromkeys(which))
@@ -223,7 +225,7 @@ def _named(node: QueueNode, queue: str, position: int) -> FailureRecord:
 
 
 def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Restore a queue that was marked as deleted, from its beginning."""
+    """Restore a queue that is marked as deleted, and start it from its beginning."""
     return change_node(
         client,
         layout,
@@ -235,9 +237,9 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
 
 
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Mark a queue as deleted: its owner releases it, and no worker claims it.
+    """Mark a queue as deleted, so that its owner releases it and no worker claims it.
 
-    :raises CorruptNodeError: the node cannot be read; writing it would lose its content.
+    :raises CorruptNodeError: the node cannot be read; a write would lose its content.
     """
     return change_node(client, layout, queue, lambda node: _marked(queue, node, ()))
 
@@ -247,7 +249,7 @@ def retire(
 ) -> QueueNode:
     """Mark a queue as deleted that its broker no longer has; return the node before the change.
 
-    Its owner releases it with all its progress. Raises as `mark_deleted` does.
+    The owner releases the queue with all progress. Raises the errors of `mark_deleted`.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -257,7 +259,7 @@ def retire(
 
 
 def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> QueueNode:
-    """Mark a processed queue as deleted if it is still at `finished`; return the node before."""
+    """Mark a processed queue as deleted if it is still at `finished`; return the former node."""
 
     def change(node: QueueNode) -> QueueNode:
         over = node.position == finished and not node.deleted
@@ -297,7 +299,7 @@ def remove(
         if node.owner and isinstance(read(client, layout.worker(node.owner)), m.NodeRead):
             owner = node.owner
             return None
-        if not node.deleted:  # restored in between: it has the progress of newer messages
+        if not node.deleted:  # restored meanwhile, with progress of newer messages
             return None
         written = m.SetOp(layout.queues, folder.data, folder.version)
         ops: list[m.Op] = [written, m.DeleteOp(path, found.version)]
@@ -334,7 +336,7 @@ def change_node(
 ) -> QueueNode:
     """Change a node and notify its owner; return the node before the change.
 
-    :param sought: 1 if the owner must follow the node, 0 if its own later progress counts.
+    :param sought: 1 if the owner must follow the node, 0 if the owner's later progress counts.
     :param onward: the change does not move the queue back, so the owner keeps its progress.
     """
     refusing = ""
@@ -371,7 +373,7 @@ def change_node(
             owner = before.owner
             if owner in ("", refusing) or error.details["path"] != layout.worker(owner):
                 raise
-            refusing = owner  # it finds out with its next write of the queue node
+            refusing = owner  # it will notice at its next write of the queue node
 
 
 def _is_there(client: Client, entry: m.CreateOp) -> bool:
@@ -379,7 +381,7 @@ def _is_there(client: Client, entry: m.CreateOp) -> bool:
 
 
 def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[m.Op]:
-    """Return the request to the owner of queues to read them again."""
+    """Return the operation that asks the owner of queues to read them again."""
     path = layout.worker(owner)
     try:
         node = read(client, path)
@@ -417,7 +419,7 @@ def place(
 
 
 def mark(client: Client, layout: Layout, queue: str, id: str, record: Record) -> None:
-    """Mark a queue that is at the position of a file; its owner and its progress stay."""
+    """Mark a queue that is at the position of a file, and keep its owner and progress."""
 
     def unmoved(node: QueueNode) -> QueueNode:
         return node if is_imported(node, id) else _with_mark(node, id)
@@ -437,7 +439,7 @@ def create(
     node: QueueNode = NEW,
     record: Record | None = None,
 ) -> bool:
-    """Create the node of a queue; return False if there is one."""
+    """Create the node of a queue; return False if the node exists."""
     make_folder(client, layout.queues)
     path = layout.queue(queue)
     entry: m.CreateOp | None = None

@@ -1,11 +1,10 @@
-"""Set up a new session before its worker registers: check the server's version and the broker.
+"""Set up a new session before its worker registers, and check server version and broker.
 
-If a follower dies while it synchronizes with a new leader, some versions of ZooKeeper may come back
-without transactions that they had acknowledged: ZOOKEEPER-4643, -4646, -4685 and -4785, and in
-3.9.3 ZOOKEEPER-4925. A single server is not affected.
+If a follower dies while it synchronizes with a new leader, some versions of ZooKeeper may lose
+acknowledged transactions: ZOOKEEPER-4643, -4646, -4685 and -4785, and in 3.9.3 ZOOKEEPER-4925. This
+does not affect a single server.
 
-The checks raise CoordinatorUnreachableError if they take longer than their time, or if the session
-is lost.
+The checks raise CoordinatorUnreachableError after their timeout, or if the session is lost.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BrokerNode:
-    """The broker that the workers of an app use, if it is a file."""
+    """The broker file that the workers of an app use."""
 
-    id: str  # a random number, which is copied with the file
-    address: str  # as the first worker opened it
+    id: str  # a random number inside the file, which copies of the file share
+    address: str  # the address with which the first worker opened the file
     host: str
 
     @classmethod
@@ -68,10 +67,10 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
 
 
 def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None:
-    """Reject nodes that accounts without a role can change, if the settings require that.
+    """Reject nodes that accounts without a role can change, if the settings require this check.
 
     :raises OpenTreeError: an account without a role can change a node.
-    :raises NodeRefusedError: this account may not read its rights.
+    :raises NodeRefusedError: this account may not read the rights of a node.
     """
     rights = client.access.rights
     if rights is not None and rights.required:
@@ -80,7 +79,8 @@ def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None
 
 
 def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
-    # `qdo admin acl apply` does these nodes last: if they have their rights, all others have.
+    # `qdo admin acl apply` sets the rights of these nodes last, so all other nodes then have
+    # theirs.
     for path in (layout.root, *layout.persistent):
         with contextlib.suppress(NoNodeError):
             stranger = rights.stranger(client.get_acls(path)[0])
@@ -91,11 +91,11 @@ def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
 def check_broker(
     client: Client, layout: Layout, broker: BrokerNode, timeout_seconds: float
 ) -> None:
-    """Raise UsageError unless a worker has the same broker file as the first of its app."""
+    """Raise UsageError unless this worker has the broker file of the app's first worker."""
     read = partial(_first_broker, client, layout, broker)
     first = _retried(read, client, layout, timeout_seconds)
-    # Workers with different files would share the queues by name, and each would miss the messages
-    # in the files of the others.
+    # Workers with different files would share queues by name, but each would miss the messages in
+    # the other files.
     if first.id != broker.id:
         app = layout.root.rpartition("/")[2]
         raise UsageError(
@@ -111,7 +111,7 @@ def check_broker(
 def _retried(
     step: Callable[[], _Result], client: Client, layout: Layout, timeout_seconds: float
 ) -> _Result:
-    # This retries if the connection is lost, but not if the session is lost.
+    # Retry after the loss of the connection, but not after the loss of the session.
     retry = KazooRetry(
         max_tries=-1,
         delay=0.05,
@@ -125,7 +125,8 @@ def _retried(
     except InvalidACLError as error:
         raise acl_rejected() from error
     except NoAuthError as error:
-        # For an unreachable coordinator, a service manager would restart the worker forever.
+        # Raise another error than for an unreachable coordinator, after which service managers
+        # restart the worker forever.
         account = client.access.account_name()
         raise NodeRefusedError(path=layout.root, account=account) from error
     except KazooException as error:
@@ -135,11 +136,11 @@ def _retried(
 
 def _prepare(client: Client, layout: Layout) -> Lease:
     rights = client.access.rights
-    # With ACLs, senders may not create the folder of doorbells themselves.
+    # With ACLs, senders have no right to create the folder of doorbells.
     doorbells = (layout.doorbells,) if rights is not None and rights.accounts else ()
     for path in (*layout.persistent, f"{layout.components}/worker", *doorbells):
         client.ensure_path(path)
-    # The lease counts from the start of the session, which this transaction proves.
+    # This transaction proves the start of the session, from which the lease counts.
     sent_at = clock()
     transaction = client.transaction()
     transaction.check(layout.workers, -1)
@@ -167,7 +168,7 @@ def is_safe(version: tuple[int, int, int]) -> bool:
 def warn_of_server(client: Client) -> None:
     """Log a warning if the client's server is part of an ensemble of an unsafe version.
 
-    Says nothing if the server does not allow the command `srvr`.
+    Log nothing if the server does not allow the command `srvr`.
     """
     if not client.address.has_servers:
         return
@@ -191,9 +192,9 @@ def warn_of_server(client: Client) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """The description that one server of the address gives of itself.
+    """The self-description of one server in the address.
 
-    Version and mode are None if the server does not tell them: it may not allow `srvr`.
+    Version and mode are None if the server does not report them, for instance without `srvr`.
     """
 
     host: str

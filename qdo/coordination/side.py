@@ -1,13 +1,13 @@
 """A second connection to the coordinator, for everything but the ownership of queues.
 
-A worker's session carries its lease. Values that all processes of an app share may be large and
-many, and must not hold up the contact that keeps the lease; so they have a connection of their own.
-Processes without a lease, such as web servers and scripts, have only this one. It opens at its
-first use. Its session has no ephemeral nodes, so nothing is lost with it: kazoo begins another one.
+A worker's session carries its lease. The shared values of an app may be many and large. They must
+not delay the contact that keeps the lease, so they have a separate connection. Processes without a
+lease, such as web servers and scripts, have only this connection. It opens at its first use. Its
+session has no ephemeral nodes, so its end loses nothing: kazoo begins a new session.
 
-`LeasedConnection` is such a connection with nodes of its own: the locks of a process that is not a
-worker, and a node below ``components`` that shows that the process lives. Regular contact keeps a
-lease, by the same rule as a worker's.
+`LeasedConnection` is a side connection with ephemeral nodes: the locks of a process that is not a
+worker, and a node below ``components`` that shows that the process lives. Regular contact keeps its
+lease, by the same rule as for a worker's lease.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 class SideConnection:
     """A client, and a loop for its machines. Any thread may use it.
 
-    :param client: open and connected; closed by `close`.
-    :param lease: for a session that owns nodes.
+    :param client: an open and connected client, which `close` closes.
+    :param lease: the lease of a session that owns nodes.
     """
 
     def __init__(self, client: Client, lease: Lease | None = None) -> None:
         self.client = client
-        self.pid = os.getpid()  # a forked child opens its own
+        self.pid = os.getpid()  # a forked child opens its own connection
         self._unclosed = threading.Lock()
         self._loop = MachineLoop(client, before_flush=_nothing, after_step=_nothing)
         self._loop.lease = lease
@@ -70,7 +70,7 @@ class SideConnection:
         self._loop.put(event)
 
     def wait(self, begin: Callable[[Callable[[], None]], object], timeout_seconds: float) -> bool:
-        """Call `begin` on the loop with a function; return whether that one was called in time."""
+        """Call `begin` on the loop with a callback; return whether it was called in time."""
         done = self.client.handler.event_object()
         self._loop.put(partial(begin, done.set))
         return bool(done.wait(timeout_seconds))
@@ -78,7 +78,7 @@ class SideConnection:
     def close(self) -> None:
         """End the loop and the session; idempotent."""
         atexit.unregister(self.close)
-        # The loop and the user may close it at the same time, after the session has expired.
+        # After the session has expired, the loop and the user may call this at the same time.
         if self.pid != os.getpid() or not self._unclosed.acquire(blocking=False):
             return
         self._loop.put(self._loop.end)
@@ -114,7 +114,7 @@ class SideConnection:
 
 
 def fitting_handler() -> str:
-    """Return the kind of handler that fits the threads of this process."""
+    """Return the name of the handler that fits the threads of this process."""
     monkey = sys.modules.get("gevent.monkey")
     patched: Callable[[str], bool] = getattr(monkey, "is_module_patched", lambda name: False)
     return "gevent" if patched("threading") else "threading"
@@ -125,10 +125,10 @@ def _nothing() -> None:
 
 
 class LeasedConnection(SideConnection):
-    """A side connection for one session: once that is over, make a new one.
+    """A side connection for one session; after its end, make a new connection.
 
     :ivar lease: valid while the session certainly lives.
-    :ivar path: path of the node of this process, "" before it is registered.
+    :ivar path: path of the node of this process, "" before its registration.
     :param component: the description of this process; `host` is part of its node's name.
     """
 
@@ -139,7 +139,7 @@ class LeasedConnection(SideConnection):
         timeout = client.negotiated_timeout_seconds or 0.0
         self.lease = Lease(timeout, client.heard_at or sent_at)
         self.over = False
-        # Events that are set once it has ended.
+        # Events that this connection sets after the end of its session.
         self.waiters: set[Any] = set()
         self.path = ""
         self._named: Any = client.handler.event_object()
@@ -181,7 +181,7 @@ class LeasedConnection(SideConnection):
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
-            self.lease.end()  # at once, on whatever thread
+            self.lease.end()  # at once, on any thread
             self.call(self._end)
         else:
             super()._state_changed(state)
@@ -198,7 +198,7 @@ class LeasedConnection(SideConnection):
 
 
 def note_in_component(client: Client, layout: Layout, note: Mapping[str, Any]) -> None:
-    """Add keys to the component node of the client's session, until the worker writes it again.
+    """Add keys to the component node of the client's session, until the worker's next write.
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """

@@ -1,11 +1,11 @@
-"""Read and change nodes for commands and senders by blocking calls, with the machines' answers.
+"""Read and change nodes by blocking calls, for commands and senders, with the machines' answers.
 
-A transaction has one of three results, and none of them is an error: `Committed`, `Rejected`
-because of one of its operations, or `NoResponse`. After `NoResponse` it may have taken effect, or
-may do so later. `settle` ends that doubt: once it returns, a read shows its outcome.
+A transaction has one of three results: `Committed`, `Rejected` because of one of its operations, or
+`NoResponse`. None of them raises an error. After `NoResponse` the transaction may have taken
+effect, or may do so later. After a call of `settle`, a read shows the outcome.
 
 All functions raise NodeRefusedError if the account may not read or change a node, and
-CoordinatorUnreachableError without an answer in time; a change may then have taken effect.
+CoordinatorUnreachableError after a timeout; a change may then have taken effect.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from qdo.coordination.protocol import machine as m
 from qdo.errors import NodeRefusedError
 from qdo.system.clock import clock
 
-# How long a caller waits for one answer, over lost connections too.
+# How long a caller waits for one answer, including lost connections.
 ANSWER_SECONDS = 15.0
-# How long a change is repeated while no transaction is answered.
+# How long `change` retries without an answer to a transaction.
 CHANGE_SECONDS = 2 * ANSWER_SECONDS
 Node = m.NodeRead | m.NodeMissing
 Decide = Callable[[Node], Sequence[m.Op] | None]
@@ -60,7 +60,7 @@ def commit(client: Client, ops: Sequence[m.Op]) -> m.Committed | m.Rejected | m.
 def commit_each(
     client: Client, transactions: Sequence[Sequence[m.Op]]
 ) -> list[m.Committed | m.Rejected | m.NoResponse]:
-    """Perform several transactions in this order, without waiting between them."""
+    """Perform several transactions in this order, without waiting for each answer."""
     answers = []
     for ops in transactions:
         answers.append(client.handler.async_result())
@@ -88,8 +88,8 @@ def make_folder(client: Client, path: str) -> None:
 
 
 def settle(client: Client, root: str) -> None:
-    """Wait until no earlier transaction of this client can take effect any more."""
-    # A committed check of `root`, a node that exists, is a barrier. It changes nothing.
+    """Wait until no earlier transaction of this client can still take effect."""
+    # A committed check of the existing node `root` is a barrier that changes nothing.
     deadline = clock() + ANSWER_SECONDS
     while isinstance(commit(client, [m.CheckOp(root)]), m.NoResponse):
         if client.session_over or clock() > deadline:
@@ -106,14 +106,14 @@ def change(
     is_mine: Callable[[m.NodeRead], bool] = lambda node: False,
     guess: Node | None = None,
 ) -> m.Committed | None:
-    """Change a node at the version read, again until no other change comes between.
+    """Change a node at the version read; retry until no other change intervenes.
 
-    :param decide: returns the operations for the node as read, the one on this node first; None
-        to leave it as it is. It is called again after a conflict, and may raise.
-    :param root: the path of a node that exists, for `settle`.
-    :param is_mine: whether a node was written by this call. Without it, a change whose answer was
-        lost is decided again, on the node as it is then.
-    :param guess: the node for the first decision, which saves a read if it is right.
+    :param decide: returns the operations for the node as read, first the operation on this node;
+        None for no change. `change` calls it again after a conflict. It may raise.
+    :param root: the path of an existing node, for `settle`.
+    :param is_mine: whether this call wrote a node. Without this function, `decide` is called again
+        after a lost answer, with the node at that time.
+    :param guess: the node for the first decision. A correct guess saves a read.
     :returns: the transaction; None if `decide` returned None.
     """
     unanswered = False
@@ -136,5 +136,5 @@ def change(
         else:
             settle(client, root)
             unanswered = True
-            if clock() > deadline:  # it may be the request that ends each connection
+            if clock() > deadline:  # perhaps this request itself ends each connection
                 raise connection_lost(client, TimeoutError("no answer"))

@@ -1,4 +1,4 @@
-"""A dashboard for the queues of an app: `qdo dashboard`, or a WSGI app of your own."""
+"""A dashboard for the queues of an app: `qdo dashboard`, or part of your own WSGI app."""
 
 from __future__ import annotations
 

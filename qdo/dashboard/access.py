@@ -41,7 +41,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-# Endpoints for visitors without a session.
+# Endpoints that visitors without a session may use.
 _OPEN = ("access.login", "access.enter", "static")
 
 _log = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ access = Blueprint("access", __name__)
 
 
 def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
-    """Check every request, and secure every answer."""
+    """Check every request, and add security headers to every answer."""
     tokens = f"{options.viewer_token}\n{options.operator_token}"
-    # Sessions survive a restart, and end when a token changes.
+    # Sessions survive a restart, but end when a token changes.
     derived = hmac.new(tokens.encode(), b"qdo dashboard sessions", hashlib.sha256).digest()
     flask.secret_key = derived if options.has_login else secrets.token_bytes(32)
     flask.permanent_session_lifetime = timedelta(hours=SESSION_HOURS)
     flask.config.update(
-        # Cookies ignore ports: two dashboards of one host need different names.
+        # Cookies ignore ports, so two dashboards on one host need different cookie names.
         SESSION_COOKIE_NAME=f"qdo-{hashlib.sha256(app.encode()).hexdigest()[:8]}",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
@@ -99,7 +99,7 @@ def _check() -> BaseResponse | str | tuple[Response, int] | None:
     if request.path.startswith(("/api/", "/reading")):
         return jsonify(error="log in first"), 401
     if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.method == "GET":
-        # The browser does not send the cookie of a visitor who follows a link from another site.
+        # If a visitor follows a link from another site, the browser does not send the cookie.
         return render_template("again.html")
     return redirect(url_for("access.login", next=request.full_path.rstrip("?")))
 
@@ -112,7 +112,7 @@ def _role(options: DashboardOptions) -> str | None:
 
 
 def _check_origin() -> None:
-    """Refuse forms of other sites. Proxies may speak HTTPS: only the host is compared."""
+    """Refuse forms of other sites; compare only the host, because a proxy may use HTTPS."""
     if urlsplit(request.headers.get("Origin", "")).netloc != request.host:
         abort(403, "the request must come from a page of this dashboard")
 
@@ -138,7 +138,7 @@ def login() -> str:
 
 @access.post("/login")
 def enter() -> BaseResponse | tuple[str, int]:
-    """Begin a session if the token is right."""
+    """Begin a session if the token is correct."""
     role = _role_of(board().options, request.form.get("token", ""))
     if role is None:
         _log.warning("dashboard: login from %s refused: wrong token", request.remote_addr)
@@ -154,7 +154,7 @@ def enter() -> BaseResponse | tuple[str, int]:
 
 @access.post("/logout")
 def leave() -> BaseResponse:
-    """End the session of this browser. A copy of its cookie works until it expires."""
+    """End the session of this browser; a copy of the cookie works until it expires."""
     session.clear()
     return redirect(url_for("access.login"))
 
@@ -165,7 +165,7 @@ def _login_page(fault: str = "") -> str:
 
 
 def _role_of(options: DashboardOptions, token: str) -> str | None:
-    """Compare with both tokens in constant time."""
+    """Return the role of a token; compare both tokens in constant time."""
     matching = None
     for role, expected in ((VIEWER, options.viewer_token), (OPERATOR, options.operator_token)):
         digest = hashlib.sha256(token.encode(errors="replace")).digest()

@@ -1,9 +1,9 @@
-"""Pages on which operators act, with the functions of the commands of the same names.
+"""Pages for actions of operators, with the functions of the commands of the same names.
 
 Operators confirm each action: the first answer shows the targets and their number.
 
-A page asks the owner of a queue for its messages in flight, as `qdo ps` does. This changes nothing,
-but costs nodes of the coordinator. So it is for operators, and needs no confirmation.
+A page can ask the owner of a queue for its messages in flight, like `qdo ps`. This changes nothing,
+so it needs no confirmation. It costs nodes of the coordinator, so only operators may ask.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from qdo.positions import MOST_DIGITS
 from qdo.requests.calls import Handle, RequestCalls
 from qdo.text import pluralize, printable
 
-# How long a pause may last.
+# Maximum duration of a pause.
 LASTING = {"": None, "15m": 900.0, "1h": 3600.0, "4h": 14400.0, "1d": 86400.0}
 _DECISIONS: dict[OperatorDecision, str] = {
     "retry": "Retry",
@@ -54,7 +54,7 @@ _DECISIONS: dict[OperatorDecision, str] = {
     "dead-letter": "Make a dead letter of",
 }
 
-# Dead letters of more queues are found among those of all queues.
+# For more queues, read the dead letters of all queues and filter them.
 MOST_QUEUES = 20
 
 _Result = TypeVar("_Result")
@@ -63,10 +63,10 @@ _log = logging.getLogger(__name__)
 actions = Blueprint("actions", __name__, url_prefix="/actions")
 asking = Blueprint("asking", __name__, url_prefix="/ask")
 
-# How long a page waits in total; the worker has a second less.
+# Total waiting time of a page. The worker has a second less.
 ANSWER_SECONDS = 5.0
 MOST_RUNS = 20
-# Each question that waits has a thread of the server, which has 16.
+# Maximum number of waiting questions. Each occupies one of the server's 16 threads.
 MOST_AT_ONCE = 4
 
 
@@ -114,7 +114,7 @@ def resume() -> str | Response:
 
 @actions.post("/decide")
 def decide() -> str | Response:
-    """Decide about one failing message of a queue, named by its position."""
+    """Decide about a failing message of a queue, which is named by its position."""
     queue = request.form.get("queue", "")
     position = request.form.get("position", "")
     decision = next((each for each in _DECISIONS if each == request.form.get("decision")), None)
@@ -199,7 +199,7 @@ def cancel_request() -> str | Response:
 
 
 def _letters(named: Sequence[str]) -> list[Letter]:
-    """Return the dead letters whose names a form has, see `Letter.name`."""
+    """Return the dead letters whose names a form contains, see `Letter.name`."""
     wanted = set(named)
     queues = {queue for each in wanted if (queue := _queue_in(each)) is not None}
 
@@ -243,7 +243,7 @@ def _reason() -> str:
 
 
 def _confirmed(count: int) -> bool:
-    """Return whether the operator has seen this number, and given a reason."""
+    """Return whether the operator has confirmed this number and given a reason."""
     return request.form.get("confirmed") == str(count) and bool(_reason())
 
 
@@ -263,7 +263,7 @@ def _ask(title: str, names: Sequence[str], count: int, **fields: str | Sequence[
 
 
 def _do(what: str, change: Callable[[Client, Layout], Any]) -> None:
-    shown = board()  # the thread of actions answers no request
+    shown = board()  # the thread of actions has no request context
     _changed(lambda opened: change(shown.coordinator(opened), opened.layout))
     _tell(f"Done: {what}")
 
@@ -272,7 +272,7 @@ def _changed(change: Callable[[Connections], _Result]) -> _Result:
     shown = board()
     try:
         return shown.acting.run(change)
-    finally:  # a part of it may have happened before an error
+    finally:  # an action may have had an effect before an error
         shown.direct.forget()
         shown.reader.look_again()
 
@@ -303,7 +303,7 @@ def runs() -> str:
 
 
 def _items(found: RunsRead) -> list[dict[str, Any]]:
-    """Return the messages whose durations a worker can have written."""
+    """Return the messages with durations that a worker can have written."""
     return [each for each in found.items[:MOST_RUNS] if 0 <= each["seconds"] < math.inf]
 
 

@@ -1,4 +1,4 @@
-"""The content of the dashboard's pages and JSON, each part read once for all clients."""
+"""The content of the dashboard's pages and JSON. Each part is read once for all clients."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from qdo.text import describe
 
 _log = logging.getLogger(__name__)
 
-# The newest entries of the action log, of 5,000 at most.
+# Number of the newest action log entries to show; the log keeps at most 5,000.
 MOST_ENTRIES = 1000
 FAILURES = 10
 OWNERS = 10
-# Messages of a queue on a page, and delayed ones.
+# Maximum numbers of waiting and of delayed messages of a queue on a page.
 MESSAGES = 50
-# Longer bodies are not on the list of messages: many lists may be kept at once.
+# Lists of messages omit longer bodies, because many lists may be in memory at the same time.
 LONG_BYTES = 100_000
 REQUESTS = 100
 DAY_SECONDS = 86400.0
@@ -58,7 +58,7 @@ DAY_SECONDS = 86400.0
 Item = dict[str, Any]
 _Item = TypeVar("_Item")
 
-# More is not a count: another program wrote it.
+# Maximum count. Only another program writes a larger number.
 MOST_A_MINUTE = 10**9
 _BODY_KEYS = ("body", "body_base64", "body_error", "headers", "key")
 
@@ -66,7 +66,7 @@ _BODY_KEYS = ("body", "body_base64", "body_error", "headers", "key")
 def select(
     reading: Reading, glob: str = "*", states: Collection[str] = (), sort: str = "name"
 ) -> Judged:
-    """Return the queues that match a glob and have one of the states, as `qdo queues` does."""
+    """Return the queues that match a glob and have one of the states, like `qdo queues`."""
     key = ("selected", glob, tuple(states), sort)
     return reading.once(key, lambda: _selected(reading, glob, states, sort))
 
@@ -84,7 +84,7 @@ def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -
 def _in_coordinator(
     board: Board, key: Hashable, read: Callable[[Client, Layout], list[_Item]]
 ) -> list[_Item]:
-    """Return a list that is read in the coordinator, empty before its file exists."""
+    """Return a list from the coordinator; return an empty list if its file does not exist."""
 
     def opened(connections: Connections) -> list[_Item]:
         client = connections.client
@@ -99,7 +99,7 @@ def _in_broker(
     read: Callable[[Fleet], list[_Item]],
     body_bytes: Callable[[list[_Item]], int] = lambda result: 0,
 ) -> list[_Item]:
-    """Return a list that is read in the broker, empty before the first message."""
+    """Return a list from the broker; return an empty list before the first message."""
 
     def opened(connections: Connections) -> list[_Item]:
         fleet = connections.known_fleet()
@@ -134,7 +134,7 @@ def limits(board: Board) -> list[Item]:
 
 
 def streams(board: Board) -> list[Item]:
-    """Return the shards that are not done, as `qdo streams list` does."""
+    """Return the unfinished shards, like `qdo streams list`."""
 
     def read(fleet: Fleet) -> list[Item]:
         if not fleet.broker.capabilities.streams:
@@ -163,9 +163,9 @@ def pools(board: Board) -> list[Item]:
 
 
 def requests(board: Board, pool: str | None = None, state: str = "") -> list[Item]:
-    """Return the newest requests of a pool or of all.
+    """Return the newest requests of a pool or of all pools.
 
-    :param state: a state or an outcome; without one, all that are not over.
+    :param state: a state or an outcome; "" for all unfinished requests.
     """
 
     def read(fleet: Fleet) -> list[Item]:
@@ -200,8 +200,9 @@ def live_settings(board: Board) -> ShownSettings:
 
 
 def last_hour(workers: Sequence[WorkerStatus], newest: int) -> list[list[int]]:
-    """Return what all workers did in the hour up to a minute: its number, and three counts."""
-    # The counts of `LastHour`. Minutes of other times, as of a wrong clock, are left out.
+    """Return three counts of all workers for each minute of the hour that ends at a minute."""
+    # The counts of `LastHour`. Minutes outside of this hour, for instance from a wrong clock, are
+    # omitted.
     sums = {minute: [minute, 0, 0, 0] for minute in range(newest - MINUTES + 1, newest + 1)}
     for hour in filter(None, (each.report.last_hour for each in workers)):
         for place, counts in enumerate((hour.done, hour.failed, hour.dead_lettered), 1):
@@ -214,7 +215,7 @@ def last_hour(workers: Sequence[WorkerStatus], newest: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class ShownHistory:
-    """The records of the history database about a queue."""
+    """The records about a queue in the history database."""
 
     minutes: Sequence[MinuteReport] = ()
     failures: Sequence[RecordedRun] = ()
@@ -223,7 +224,7 @@ class ShownHistory:
 
 
 def history(board: Board, queue: str | None = None) -> ShownHistory | None:
-    """Return the records about a queue, or only the minutes of all; None without a history."""
+    """Return the records about a queue, or the minutes of all queues; None without a history."""
     url = board.settings.history
     if not url:
         return None
@@ -245,7 +246,7 @@ def history(board: Board, queue: str | None = None) -> ShownHistory | None:
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return a part of a page, or why it cannot be read: a fault must not hide the other parts."""
+    """Return a part of a page, or the reason why this part cannot be read."""
     try:
         return read(), None
     except QdoError as error:
@@ -260,7 +261,7 @@ def late_workers(pauses: PausesRead | None) -> list[str]:
 
 def letters(board: Board, queues: str = "*") -> list[Letter]:
     """Return the dead letters of queues that match a glob, newest first."""
-    # All globs share one read: a visitor could make up any number of them.
+    # All globs share one reading, because a visitor could invent any number of globs.
     shared = "*" if is_glob(queues) else queues
 
     def read(fleet: Fleet) -> list[Letter]:
@@ -275,7 +276,7 @@ def letters(board: Board, queues: str = "*") -> list[Letter]:
 
 
 def failed_elsewhere(board: Board) -> list[ops.ErrorGroup]:
-    """Return the failures that are no dead letters: of timers and outboxes."""
+    """Return failures that are not dead letters: of timers and outboxes."""
 
     def read(client: Client, layout: Layout) -> list[ops.ErrorGroup]:
         return read_failed_elsewhere(client, layout, time.time())
@@ -284,7 +285,7 @@ def failed_elsewhere(board: Board) -> list[ops.ErrorGroup]:
 
 
 def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
-    """Return items of qdo.dead-letters/2; without bodies unless they may be shown."""
+    """Return items of qdo.dead-letters/2, with bodies only if the options allow it."""
 
     shown = board.options.show_bodies
 
@@ -307,15 +308,15 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
 def _items(
     found: Iterable[_Item], make: Callable[[_Item], Item], with_bodies: bool
 ) -> Iterator[Item]:
-    """Yield the items of messages, without those that cannot be shown."""
+    """Yield the items of messages; omit messages that cannot be shown."""
     for each in found:
         try:
             item = make(each)
         except NotFoundError:
-            continue  # retried, done or discarded since
+            continue  # the message was retried, done or discarded
         except QdoError:
             raise
-        except Exception as error:  # noqa: BLE001 - its text is that of another program
+        except Exception as error:  # noqa: BLE001 - another program wrote the text
             _log.warning(
                 "dashboard: cannot show message %s, so it is left out: %s; see `qdo peek` and"
                 " `qdo dead-letters export`",
@@ -331,9 +332,9 @@ def _items(
 def messages(
     board: Board, queue: str, name: str = "", kinds: Collection[Kind] = KINDS
 ) -> list[Item]:
-    """Return the next messages of a queue, the delayed ones last; or that with an id or position.
+    """Return the next messages of a queue, delayed messages last; or the message with a name.
 
-    Of SQS, only those that the coordinator records.
+    For SQS, return only messages that the coordinator records.
     """
 
     shown = board.options.show_bodies
@@ -367,7 +368,7 @@ def messages(
 
 
 def letter(board: Board, queue: str, id: str | None = None) -> tuple[Letter, Item] | None:
-    """Return one dead letter of a queue, or the newest, and its item; None if it is gone."""
+    """Return a dead letter of a queue, or the newest, and its item; None if it does not exist."""
     own = [each for each in letters(board, queue) if each.entry.queue == queue]
     named = [each for each in own if id is None or id in (each.id, each.place)]
     items = exported(board, named[:1])
@@ -381,16 +382,16 @@ class Part(Generic[_Item]):
     items: Sequence[_Item]
     number: int
     pages: int
-    # Number of its first item, from 1; 0 if there are none.
+    # Number of its first item, counted from 1; 0 if there are no items.
     first: int
     last: int
     total: int
 
 
 def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
-    """Return a page of a list: the nearest one if there is none with this number.
+    """Return a page of a list, or the nearest page if this number does not exist.
 
-    :param number: from the address of the page; anything but a number counts as 1.
+    :param number: from the address of the page; invalid numbers count as 1.
     """
     pages = max(1, -(-len(items) // size))
     page = int(number[:9]) if number and number.isascii() and number.isdecimal() else 1
@@ -402,5 +403,5 @@ def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
 
 
 def glob_of(text: str) -> str:
-    """Return the glob of a text from a filter: plain text matches anywhere."""
+    """Return the glob for a filter text; plain text matches anywhere in a name."""
     return f"*{text}*" if text and not set(text) & set("*?[") else text or "*"

@@ -1,6 +1,6 @@
-"""The JSON of the dashboard: the items of the commands of the same names, as with ``-o json``.
+"""The JSON of the dashboard: the same items as ``-o json`` of the commands of the same names.
 
-Long lists come in pages, and dead letters and events newest first.
+Long lists have pages. Dead letters and events are sorted newest first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
 from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
 
-# Items in one answer; `page` selects the next ones.
+# Maximum number of items in an answer; `page` selects further items.
 MOST_ITEMS = 1000
 _LETTERS = 100
 _STATES = tuple(each.value for each in QueueHealth)
@@ -87,7 +87,7 @@ def _dead_letters(shown: Board) -> _Items:
 
 
 def _requests(shown: Board) -> _Items:
-    """Return items of `qdo requests list POOL`: those in a state, or all that are not over."""
+    """Return items of `qdo requests list POOL`: in a state, or all unfinished requests."""
     state = request.args.get("state", "")
     _check([state] if state else [], (*STATES, *OUTCOMES))
     return answers.requests(shown, request.args.get("pool"), state)
@@ -101,7 +101,7 @@ def _events(shown: Board) -> _Items:
     return [event_item(each.at, each.change) for each in events]
 
 
-# By path, the schema of the items and the function that returns them.
+# For each path, the schema of the items and the function that returns them.
 _ANSWERS: dict[str, tuple[str, Callable[[Board], _Items]]] = {
     "status": ("qdo.status/1", lambda shown: [_read(shown).overview(shown.app)]),
     "queues": ("qdo.queues/1", _queues),

@@ -20,11 +20,11 @@ from qdo.settings.settings import Settings
 
 
 def create_app(settings: Settings, **options: Any) -> Flask:
-    """Return a WSGI app that shows one app, to be served or mounted in another WSGI app.
+    """Return a WSGI app that shows one app. Serve it, or mount it in another WSGI app.
 
-    Nothing is opened before the first request. `close_app` ends its threads.
+    The app opens connections at the first request. `close_app` ends its threads.
 
-    :param settings: those of the app, such as ``app.settings``.
+    :param settings: the settings of the app, such as ``app.settings``.
     :param options: see `DashboardOptions`.
     :raises DashboardUnsafeError: there is no token, and `anonymous` is not set.
     """

@@ -1,4 +1,4 @@
-"""The dashboard of one app: its options, and the parts that its pages share."""
+"""The dashboard of an app: its options, and the common parts of its pages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEAST_TOKEN = 16
 VIEWER = "viewer"
 OPERATOR = "operator"
 EXTENSION = "qdo"
-# How long a page waits for a reading: it answers within a second, even without one.
+# How long a page waits for a reading. It answers within a second, even without a reading.
 PAGE_WAIT_SECONDS = 0.5
-# JSON is for programs, which rather wait than ask again.
+# JSON is for programs, which prefer to wait rather than ask again.
 ANSWER_WAIT_SECONDS = 10.0
 
 
@@ -29,15 +29,14 @@ ANSWER_WAIT_SECONDS = 10.0
 class DashboardOptions:
     """Options of the dashboard.
 
-    :ivar viewer_token: lets its bearer look; "" if there is none.
-    :ivar operator_token: lets its bearer also act, if `allow_actions` is set.
-    :ivar anonymous: without tokens, every visitor may look.
-    :ivar allow_actions: operators may change something; needs their token.
+    :ivar viewer_token: token for read access; "" if there is none.
+    :ivar operator_token: token for actions, too, if `allow_actions` is set.
+    :ivar anonymous: every visitor has read access if there are no tokens.
+    :ivar allow_actions: operators may make changes; requires the operator token.
     :ivar show_bodies: show the bodies of messages.
-    :ivar hosts: names by which browsers may address the dashboard, beside localhost and IP
-        addresses.
+    :ivar hosts: further names of the dashboard in browsers, besides localhost and IP addresses.
     :ivar https: browsers send the session's cookie over HTTPS only.
-    :ivar pause_seconds: the shortest pause between two readings.
+    :ivar pause_seconds: the minimum pause between two readings.
     """
 
     viewer_token: str = ""
@@ -51,7 +50,7 @@ class DashboardOptions:
     rules: VerdictRules = RULES
 
     def check(self) -> None:
-        """Raise DashboardUnsafeError for options that would let in visitors without a token."""
+        """Raise DashboardUnsafeError for options that would admit visitors without a token."""
         for role, token in ((VIEWER, self.viewer_token), (OPERATOR, self.operator_token)):
             if token and len(token) < LEAST_TOKEN:
                 raise DashboardUnsafeError(
@@ -81,7 +80,7 @@ class DashboardOptions:
     def serves(self, host: str) -> bool:
         """Return whether browsers may use this Host header."""
         # An attacker may point another name at this machine, to read pages through a browser that
-        # can reach it. An address points nowhere else.
+        # can reach the machine. An attacker cannot redirect an IP address.
         name = host_name(host)
         if name in ("localhost", *(each.lower() for each in self.hosts)):
             return True
@@ -110,17 +109,17 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The parts that all pages share."""
+    """The common parts of all pages."""
 
     # The settings in force, with the name of the app.
     settings: Settings
     options: DashboardOptions
     reader: FleetReader
-    # Reads that some pages need.
+    # Reads additional data for some pages.
     direct: DirectReads
-    # Questions to workers, which take longer: other pages do not wait for them.
+    # Asks workers. This takes longer, so other pages do not wait for it.
     asking: DirectReads
-    # Actions of operators, which no read delays.
+    # Runs actions of operators. Reads do not delay them.
     acting: Actions
 
     @property
@@ -132,13 +131,13 @@ class Board:
 
     @property
     def reading_id(self) -> str:
-        """The id of the present content of pages. It has a time, so a restart gives other ids."""
+        """The id of the current content of pages, with a time, so that restarts change it."""
         reading = self.reader.look()
         at = 0.0 if reading is None else reading.at
         return f"{at:.3f}{'-fault' if self.reader.fault else ''}"
 
     def coordinator(self, connections: Connections) -> Client:
-        """Return the coordinator of open connections; raise NotFoundError without its file."""
+        """Return the coordinator of connections; raise NotFoundError if its file is missing."""
         if connections.client is None:
             raise NotFoundError(what="coordinator", name=self.settings.coordinator)
         return connections.client
@@ -151,5 +150,5 @@ class Board:
 
 
 def board() -> Board:
-    """Return the dashboard that answers the present request."""
+    """Return the dashboard that answers the current request."""
     return cast(Board, current_app.extensions[EXTENSION])

@@ -32,25 +32,25 @@ WORST = 20
 NEWEST_EVENTS = 10
 EVENT_ROWS = AUDIT_ROWS = 100
 ROWS = 50
-# Limits that jobs name, and that do not exist.
+# The missing limits that jobs name.
 MISSING = 10
 
-# A page, and its status if it is not 200.
+# A page, with its HTTP status if it is not 200.
 _Answer = str | tuple[str, int]
 pages = Blueprint("pages", __name__)
 
 LETTER_ROWS = 50
 ENTRIES = 10
-# Failing messages on the page of a queue.
+# Maximum number of failing messages on the page of a queue.
 MARKS = 50
-# How often an open page asks for a new reading.
+# Interval at which an open page asks for a new reading.
 POLL_SECONDS = 2.0
-# Charts have a gap where this many readings are missing.
+# Charts have a gap if this many readings are missing.
 GAP_PAUSES = 3.0
 
 
 def page(template: str, **content: Any) -> str:
-    """Return a page with the reader's state, which every page shows."""
+    """Return a page with the state of the reader, which every page shows."""
     shown = board()
     content["reading"] = content.get("reading") or shown.reading(0)
     content |= {"fault": shown.reader.fault, "reading_id": shown.reading_id, "now": time.time()}
@@ -58,7 +58,7 @@ def page(template: str, **content: Any) -> str:
 
 
 def with_reading(view: Callable[[Reading], _Answer]) -> Callable[[], _Answer]:
-    """Pass the last reading to a view, or show a page that waits for the first one."""
+    """Pass the last reading to a view; before the first reading, show a page that waits."""
 
     @wraps(view)
     def shown() -> _Answer:
@@ -70,7 +70,7 @@ def with_reading(view: Callable[[Reading], _Answer]) -> Callable[[], _Answer]:
 
 @pages.get("/reading")
 def reading() -> tuple[str, dict[str, str]]:
-    """Answer the script of an open page, which asks whether there is a new reading."""
+    """Tell the script of an open page whether there is a new reading."""
     return board().reading_id, {"Content-Type": "text/plain"}
 
 
@@ -109,7 +109,7 @@ def _overview(reading: Reading) -> dict[str, Any]:
 def workers(reading: Reading) -> str:
     processes = reading.processes
     busy = {(each.host, each.pid): each.busy for each in processes if each.kind == "worker"}
-    # A job that takes a lock or cancels a message makes its worker a client as well.
+    # If a job takes a lock or cancels a message, its worker is also a client.
     others = [
         each for each in processes if each.kind != "worker" and (each.host, each.pid) not in busy
     ]
@@ -245,7 +245,7 @@ queue_pages = Blueprint("queues", __name__)
 @queue_pages.get("/queues")
 @with_reading
 def queues(reading: Reading) -> str:
-    """List queues: filtered, sorted and cut here, not in the browser."""
+    """List queues; filter, sort and limit them here, not in the browser."""
     text = request.args.get("glob", "").strip()
     sort = request.args.get("sort", "state")
     sort = sort if sort in QUEUE_SORTS else "state"
@@ -306,7 +306,7 @@ def queue(reading: Reading) -> _Answer:
 
 @queue_pages.get("/messages")
 def messages() -> str:
-    """Show the next messages of a queue, or search one."""
+    """Show the next messages of a queue, or search for one message."""
     queue = request.args.get("queue", "")
     name = request.args.get("id", "").strip()
     found, fault = answers.attempt(lambda: answers.messages(board(), queue, name))
@@ -340,7 +340,7 @@ def _drawings(reading: Reading, name: str) -> dict[str, Any]:
 
 
 def _rates(history: answers.ShownHistory | None) -> dict[str, Any] | None:
-    """Return the drawing of the attempts of the last hour; None without a history."""
+    """Return the chart of the attempts in the last hour, or None without a history."""
     if history is None:
         return None
     minutes = history.minutes
@@ -384,7 +384,7 @@ def _gap(reading: Reading) -> float:
 
 @queue_pages.get("/dead-letters")
 def dead_letters() -> str:
-    """Show dead letters grouped by error, or those of one kind of error."""
+    """Show dead letters grouped by error, or the dead letters with one kind of error."""
     text = request.args.get("glob", "").strip()
     kind = request.args.get("error")
     letters, fault = answers.attempt(lambda: answers.letters(board(), glob_of(text)))

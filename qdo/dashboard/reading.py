@@ -1,4 +1,4 @@
-"""Read the whole app for all pages and clients together, only while a client asks."""
+"""Reads the whole app for all pages and clients together, only on request of a client."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.text import describe, shorten
 
-# Requests that wait for reads. Each has one of the server's 16 threads, and the questions to
-# workers have four: some are always left for actions.
+# Maximum number of requests that wait for reads. Each occupies one of the server's 16 threads, and
+# questions to workers occupy four. The other threads remain for actions.
 MOST_WAITING = 8
-# Unused connections close after this time: a dashboard without visitors costs nothing.
+# Unused connections close after this time, so a dashboard without visitors has no cost.
 IDLE_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
@@ -51,27 +51,27 @@ _Task = tuple[Callable[[Connections], Any], "Future[Any]"]
 
 MOST_EVENTS = 1000
 COMMAND = "command"
-# Kinds for filters: all commands of operators are one kind.
+# Kinds for filters. All commands of operators are one kind.
 EVENT_KINDS = (*KINDS, COMMAND)
 _TEXT_CHARACTERS = 300
-# The pause after a read is this many times as long as the read: reading takes at most 5 % of one
-# processor, and as small a share of the coordinator's time.
+# The pause after a read, as a multiple of the duration of the read. Reads take at most 5 % of one
+# processor, and of the coordinator's time.
 SHARE = 20
 LONGEST_PAUSE_SECONDS = 60.0
-# An older reading does not show whether a queue catches up now.
+# Maximum age of a reading for the question whether a queue catches up now.
 JUDGED_SECONDS = 300.0
-# Results for one reading: lists of queues that different clients filter and sort.
+# Maximum number of results of one reading, such as lists that clients filter and sort.
 MOST_READINGS = 32
 KEPT_SECONDS = 5.0
 MOST_DIRECT_READS = 64
-# Largest size of the bodies in the results of direct reads that are kept.
+# Maximum total size of the bodies in kept results of direct reads.
 MOST_KEPT_BYTES = 32 << 20
 PATIENCE_SECONDS = 10.0
 ACTION_SECONDS = 100.0
 
 
 class ConnectedThread:
-    """Runs functions with connections, which it opens when needed and closes after an error."""
+    """Runs functions with connections, which it opens on demand and closes after errors."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class ConnectedThread:
         self._closed = False
 
     def submit(self, function: Callable[[Connections], _Result]) -> Future[_Result]:
-        """Run a function after those that wait; its result may be an error."""
+        """Run a function after the waiting functions; its result may be an error."""
         future: Future[_Result] = Future()
         with self._lock:
             if self._closed:
@@ -95,7 +95,7 @@ class ConnectedThread:
         return future
 
     def close(self) -> None:
-        """End the thread after its present function."""
+        """End the thread after the current function."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -120,14 +120,14 @@ class ConnectedThread:
                     return False
                 function, future = task
                 if not future.set_running_or_notify_cancel():
-                    continue  # no request waits for it any more
+                    continue  # no request waits for the result anymore
                 try:
                     if opened is None or None in (opened.client, opened.broker):
-                        # A file may have been created since.
+                        # The file may exist now.
                         stack.close()
                         opened = stack.enter_context(connections_of(self._settings))
                     future.set_result(function(opened))
-                except Exception as error:  # noqa: BLE001 - the caller that waits raises it
+                except Exception as error:  # noqa: BLE001 - the waiting caller raises it
                     if not isinstance(error, QdoError):
                         _log.exception("dashboard: cannot read")
                     future.set_exception(error)
@@ -151,12 +151,12 @@ class SeenChange:
 
 
 class EventLog:
-    """The newest changes, and the last look, with which the next one is compared."""
+    """The newest changes, and the last reading, for comparison with the next reading."""
 
     def __init__(self) -> None:
-        # Unix time of the first reading, 0.0 before it.
+        # Unix time of the first reading; 0.0 before the first reading.
         self.begin = 0.0
-        # Why commands of operators are missing, None if they are not.
+        # Why commands of operators are missing, or None.
         self.fault: str | None = None
         self._events: deque[SeenChange] = deque(maxlen=MOST_EVENTS)
         self._before: Look | None = None
@@ -172,14 +172,14 @@ class EventLog:
         entries: list[AuditEntry],
         ends: Sequence[tuple[float, Difference]] = (),
     ) -> None:
-        """Keep the changes since the last reading."""
+        """Store the changes since the last reading."""
         before = self._before
         after = Look(judged, workers, entries, ends)
         if before is None:
             self.begin = at
         else:
             if set(unread) != set(self._unread):
-                # Unreadable parts have not changed, so only commands are compared.
+                # Unreadable parts must not appear as changes, so compare only commands.
                 before = Look(judged, workers, (), ends)
             self._events.extend(
                 SeenChange(at, _bounded(each)) for each in summed_up(changes(before, after))
@@ -208,8 +208,8 @@ class EventLog:
     def newest(self, glob: str = "*", kinds: Collection[str] = ()) -> list[SeenChange]:
         """Return events, newest first.
 
-        :param glob: matches the subject. Sums match every glob: they may contain a match.
-        :param kinds: of `EVENT_KINDS`; all if there are none.
+        :param glob: matches the subject. Groups match every glob, because they may contain a match.
+        :param kinds: kinds from `EVENT_KINDS`; if empty, all kinds.
         """
         matches = re.compile(translate(glob)).match
         return [
@@ -221,7 +221,7 @@ class EventLog:
 
 
 def _bounded(change: Difference) -> Difference:
-    """Return a change with texts of limited length; names of queues are short enough."""
+    """Return a change with texts of limited length. Names of queues are short enough."""
     texts = {
         name: shorten(getattr(change, name), _TEXT_CHARACTERS)
         for name in ("kind", "subject", "before", "after", "reason", "by")
@@ -274,10 +274,10 @@ def describe_fault(error: BaseException) -> str:
 
 
 class FleetReader:
-    """The last reading, and a thread that makes the next one when a client asks.
+    """The last reading, and a thread that makes the next reading on request of a client.
 
     :param pause_seconds: the shortest pause between two readings.
-    :param room: how many requests of this dashboard may wait.
+    :param room: maximum number of waiting requests of this dashboard.
     """
 
     def __init__(
@@ -298,14 +298,14 @@ class FleetReader:
         self._reading: Reading | None = None
         self.samples = QueueSamples()
         self.events = EventLog()
-        # Why the last attempt to read failed, None if it did not.
+        # Why the last attempt to read failed, or None.
         self.fault: str | None = None
 
     def look(self, wait_seconds: float = 0.0) -> Reading | None:
-        """Return the last reading, None before the first; begin the next one if it is due.
+        """Return the last reading, or None before the first; start the next reading if it is due.
 
-        :param wait_seconds: how long to wait for an unfinished reading, if the last one is older
-            than the pause after it.
+        :param wait_seconds: how long to wait for an unfinished reading, if the last reading is
+            older than the pause after it.
         """
         with self._lock:
             due = clock() >= self._due
@@ -321,7 +321,7 @@ class FleetReader:
         return self._reading
 
     def look_again(self) -> None:
-        """Make the next reading at the next request, because something has changed."""
+        """Make a new reading at the next request, because an action has changed the app."""
         with self._lock:
             self._due = 0.0
 
@@ -346,12 +346,12 @@ class FleetReader:
         pause = max(self._shortest, min(SHARE * seconds, LONGEST_PAUSE_SECONDS))
         urls = self._settings
         case = Case(client, broker, layout, {}, urls.coordinator, urls.broker)
-        case.once("workers", lambda: workers)  # they are not read again
+        case.once("workers", lambda: workers)  # do not read the workers again
         faults = notices(case)
         self._reading = Reading(statuses, judged, workers, processes, faults, seconds, pause)
 
     def _ended(self, reading: Future[None]) -> None:
-        """Note the result of a reading, or why there is none: the connections may be refused."""
+        """Store the result of a reading, or the error, such as refused connections."""
         error = reading.exception()
         last = self._reading
         pause = self._shortest if error is not None or last is None else last.pause_seconds
@@ -376,7 +376,7 @@ class _DirectRead:
     """A read, its result, and the number of requests that wait for it."""
 
     future: Future[Any] = field(default_factory=Future)
-    # When the result is too old.
+    # Time at which the result becomes too old.
     until: float = math.inf
     waiting: int = 0
     # Size of the bodies in the result.
@@ -388,12 +388,12 @@ class _DirectRead:
 
 
 class DirectReads:
-    """A thread for reads beside those of the whole app.
+    """A thread for reads besides the readings of the whole app.
 
     Equal requests of any number of clients cause one read within `KEPT_SECONDS`, or within `SHARE`
-    times the duration of the read. Results with large bodies are not kept for so long.
+    times the duration of the read. Results with large bodies are kept for a shorter time.
 
-    :param room: how many requests of this dashboard may wait; None for any number.
+    :param room: maximum number of waiting requests of this dashboard; None for any number.
     """
 
     def __init__(
@@ -415,11 +415,11 @@ class DirectReads:
         read: Callable[[Connections], _Result],
         body_bytes: Callable[[_Result], int] = lambda result: 0,
     ) -> _Result:
-        """Return the result of `read`, or its last one if new.
+        """Return the result of `read`, or its last result if recent.
 
         :param body_bytes: returns the size of the bodies in a result.
-        :raises UnreadError: it takes too long, or too many requests wait. A read is cancelled
-            once no request waits for it.
+        :raises UnreadError: the read takes too long, or too many requests wait. A read is cancelled
+            if no request waits for it anymore.
         """
         with self._lock:
             kept = self._kept.get(key)
@@ -439,10 +439,10 @@ class DirectReads:
             with self._lock:
                 kept.waiting -= 1
                 if not kept.waiting:
-                    kept.future.cancel()  # unless it has begun
+                    kept.future.cancel()  # has no effect after its beginning
 
     def forget(self) -> None:
-        """Read everything again, because something has changed."""
+        """Forget all results, because an action has changed the app."""
         with self._lock:
             self._kept.clear()
 
@@ -467,7 +467,7 @@ class DirectReads:
         return kept
 
     def _forget_large(self) -> None:
-        """Forget the oldest results with bodies until the others are small enough together."""
+        """Forget the oldest results with bodies until the rest is small enough."""
         with self._lock:
             size = sum(each.bytes for each in self._kept.values())
             for key, each in list(self._kept.items()):
@@ -487,7 +487,7 @@ def _has_failed(future: Future[Any]) -> bool:
 
 @contextmanager
 def _place(room: threading.Semaphore | None, future: Future[Any]) -> Iterator[None]:
-    """Take one of the places of requests that wait, unless the result is there."""
+    """Take a place among the waiting requests, unless the result is available."""
     if room is None or future.done():
         yield
     elif not room.acquire(blocking=False):
@@ -501,7 +501,7 @@ def _place(room: threading.Semaphore | None, future: Future[Any]) -> Iterator[No
 
 
 class Actions:
-    """A thread for the actions of operators: no read of any visitor delays them."""
+    """A thread for the actions of operators, which reads of visitors do not delay."""
 
     def __init__(self, settings: Settings) -> None:
         self._thread = ConnectedThread(settings, "qdo-dashboard-actions")
@@ -509,7 +509,8 @@ class Actions:
     def run(self, change: Callable[[Connections], _Result]) -> _Result:
         """Return the result of an action.
 
-        :raises UnreachableError: it takes too long. It never happens if it has not begun.
+        :raises UnreachableError: the action takes too long. If it has not begun, it will not be
+            executed.
         """
         future = self._thread.submit(change)
         try:

@@ -1,4 +1,4 @@
-"""Turn values into text and charts of a page. Text of other parties cannot control the page."""
+"""Converts values to text and charts of a page, safely for text from other parties."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def level(state: str) -> str:
 
 
 def shown(value: Any) -> Any:
-    """Return a value as text of a page, which Jinja then escapes; "-" for no value."""
+    """Return a value as text, which Jinja then escapes; "-" for no value."""
     if value is None:
         return "-"
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -78,7 +78,7 @@ def since(at: float | None) -> str:
 
 
 def moment(at: float | str | None) -> str:
-    """Return a Unix time, or one in ISO 8601, as a date and time in UTC."""
+    """Return a Unix time or an ISO 8601 time as a date and time in UTC."""
     text = at if isinstance(at, str) else iso_time(at or None)
     return "-" if not text else text.replace("T", " ").removesuffix("Z")[:19]
 
@@ -92,7 +92,7 @@ def lines(text: str | None) -> Markup:
 
 
 def exact(text: str) -> Markup:
-    """Return text for the value of a hidden field, unchanged."""
+    """Return the unchanged text for the value of a hidden field."""
     return escape(text)
 
 
@@ -109,7 +109,7 @@ def values(found: Mapping[str, Any] | None) -> str:
 
 
 def without_empty_cells(page: str) -> str:
-    """Return a page that says "-" in each cell without a text: no template can forget one."""
+    """Return a page with "-" in each empty cell, so that templates need not handle empty cells."""
     return _EMPTY_CELL.sub(r'\1<span class="none">-</span>\3', page)
 
 
@@ -129,7 +129,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def params(**changes: Any) -> dict[str, Any]:
-    """Return the parameters of the present page with changes; None removes one."""
+    """Return the parameters of the current page with changes; None removes a parameter."""
     found: dict[str, Any] = {**request.args.to_dict(flat=False), **changes}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -162,16 +162,16 @@ class LineChart:
     """Values over time."""
 
     line: str
-    # Place of the last value, None if it is unknown.
+    # Position of the last value, or None if unknown.
     dot: tuple[float, float] | None
     # Unix time of the left edge.
     begin: float
     end: float
-    # Value at the upper edge.
+    # The value at the upper edge.
     top: float
     last: float | None
     most: float
-    # Unix time of the first point, and `first_x` its place.
+    # Unix time of the first point; `first_x` is its position.
     first: float
     first_x: float
 
@@ -193,11 +193,14 @@ def line_chart(
     least_top: float = 1.0,
     span: tuple[float, float] | None = None,
 ) -> LineChart | None:
-    """Return a chart of points in the order of time; None with fewer than two values.
+    """Return a chart of points in order of time, or None for fewer than two values.
 
-    :param gap_seconds: points that are further apart are not joined: nothing was read meanwhile.
-    :param least_top: least value at the upper edge: an almost constant value makes a flat line.
-    :param span: Unix times of the left and the right edge; by default those of the points.
+    :param gap_seconds: points that are further apart are not connected, because readings between
+        them are missing.
+    :param least_top: minimum value at the upper edge, so that an almost constant value makes a flat
+        line.
+    :param span: Unix times of the left and the right edge; by default, of the first and the last
+        point.
     """
     values = [value for _, value in points if value is not None]
     if len(values) < 2 or points[-1][0] <= points[0][0]:

@@ -1,4 +1,4 @@
-"""What the last readings of the app found: the lines of the charts."""
+"""Samples from the last readings of the app, for the lines of the charts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from qdo.ops.status import Statuses
 
-# Of all queues together: 16 MiB. 100,000 queues have 20 samples each, 5,000 have 400.
+# Samples of all queues together, in 16 MiB. 100,000 queues have 20 samples each; 5,000 have 400.
 MOST_VALUES = 2_000_000
 MOST_SAMPLES = 400
 SUM_SECONDS = 5
-# An hour of sums, of which each stands for `SUM_SECONDS`.
+# One hour of sums. Each sum stands for `SUM_SECONDS`.
 MOST_SUMS = 720
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePoint:
-    """One queue at a Unix time; None for unknown values."""
+    """A queue at a Unix time; None for unknown values."""
 
     at: float
     age_seconds: float | None
@@ -38,9 +38,9 @@ class QueueSamples:
         self._sums: dict[int, tuple[float, float | None]] = {}
 
     def add(self, statuses: Statuses, requests: int | None = 0) -> None:
-        """Keep the sample of each queue, and forget the oldest ones.
+        """Store a sample of each queue, and forget the oldest samples.
 
-        :param requests: how many wait in all pools, None if that is unknown.
+        :param requests: number of waiting requests in all pools, or None if unknown.
         """
         names = [each.queue for each in statuses.queues]
         if names != self._names:
@@ -61,7 +61,7 @@ class QueueSamples:
             del self._sums[old]
 
     def backlogs(self, since: float) -> list[tuple[float, float | None]]:
-        """Return the times since one, and the backlogs of all queues and pools together."""
+        """Return the times of samples since `since`, and the total backlogs of queues and pools."""
         return sorted(each for each in tuple(self._sums.values()) if each[0] >= since)
 
     def of(self, queue: str) -> list[QueuePoint]:

@@ -1,1 +1,1 @@
-"""The demo behind `qdo demo`: distributes queues over workers, kills one, and checks the result."""
+"""The demo of `qdo demo`: distributes queues over workers, kills a worker, checks the result."""

@@ -1,4 +1,4 @@
-"""Show the steps of the demo, and below them a live picture of the workers."""
+"""Shows the steps of the demo, and a live picture of the workers below them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-# How often a line is printed without a terminal.
+# Interval between two lines without a terminal.
 PLAIN_SECONDS = 1.0
 _BAR = 20
 _WIDTH = 84
 
 
 class Display:
-    """Prints the steps, and updates the picture below them."""
+    """Prints the steps and updates the picture below them."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -35,13 +35,13 @@ class Display:
             self.console.print(Text(f"   {line}", style="dim"), soft_wrap=True)
 
     def result(self, text: str, good: bool | None = None) -> None:
-        """Print a result; `good` marks it as passed or failed."""
+        """Print a result; `good` tells whether it passed."""
         mark, style = {None: ("·", ""), True: ("✓", "green"), False: ("✗", "bold red")}[good]
         self.console.print(Text(f"   {mark} {text}", style=style), soft_wrap=True)
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show a picture below the steps during the block."""
+        """Show the picture below the steps during the block."""
         if not self.console.is_terminal:
             yield
             return
@@ -50,7 +50,7 @@ class Display:
         self._live = None
 
     def update(self, progress: str, owned: Mapping[str, int]) -> None:
-        """Show the progress, and on a terminal the number of queues that each worker owns."""
+        """Show the progress and, on a terminal, the number of queues that each worker owns."""
         if self._live is not None:
             most = max(owned.values(), default=0) or 1
             bars = [

@@ -3,8 +3,7 @@
 `qdo demo` runs it as ``qdo-worker qdo.demo.ledger:app``.
 
 All worker processes append to one file, one line per message. A line is a single write, so kill -9
-never leaves half a line. Times are those of CLOCK_MONOTONIC, which all processes of a machine
-share.
+never leaves half a line. Times are from CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from typing import NamedTuple
 import qdo
 from qdo.system.files import sqlite_path
 
-# Duration of a message: about as long as a call of another service.
+# Duration of a message, similar to a call of another service.
 COST_SECONDS = 0.05
-# File beside the one with the messages.
+# A file in the same folder as the file of messages.
 LEDGER_FILE = "ledger"
 
 
 class Record(NamedTuple):
-    """One message, processed by the process `pid` under a fence."""
+    """A message that the process `pid` has processed under a fence."""
 
     queue: str
     number: int
@@ -56,7 +55,7 @@ class LedgerCheck:
     :ivar sent: number of messages, by queue.
     :ivar done: highest number processed, by queue.
     :ivar killed: ids of killed processes: only their messages may be repeated.
-    :ivar faults: every violated guarantee, as sentences.
+    :ivar faults: all violated guarantees, as sentences.
     """
 
     def __init__(self, path: Path, sent: Mapping[str, int]) -> None:
@@ -75,8 +74,8 @@ class LedgerCheck:
         return sum(self.done.values())
 
     def read(self) -> None:
-        """Check the lines that were written since the last call."""
-        if not self._path.exists():  # no worker has started
+        """Check the new lines since the last call."""
+        if not self._path.exists():  # no worker has started yet
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -98,7 +97,7 @@ class LedgerCheck:
         self._last[record.queue] = record
 
     def _fault(self, after: Record) -> str | None:
-        """Return the guarantee that a message violates, given the message before it."""
+        """Return the guarantee that a message violates, given the previous message."""
         if after.number > self.sent.get(after.queue, 0):
             return "it was never sent"
         highest = self.done[after.queue]
@@ -133,7 +132,7 @@ def ledger() -> Iterator[Ledger]:
 
 @app.job()
 def note(message: qdo.Message, context: Ledger) -> None:
-    """Work for a while, then record the queue and number of the message."""
+    """Work for some time, then record the queue and number of the message."""
     started = time.monotonic()
     time.sleep(COST_SECONDS)  # gevent runs other queues during the sleep
     context.note(message.queue, message.body["number"], message.fence, started)

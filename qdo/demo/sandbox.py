@@ -28,7 +28,7 @@ class DemoError(QdoError):
 
 
 class Sandbox(ExitStack):
-    """A broker, a coordinator, and `parents`, worker commands; all of them end with the block."""
+    """A broker, a coordinator and worker commands, `parents`; they end with the block."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Sandbox(ExitStack):
         return DemoError(reason="\n".join([reason, *lines[-_LAST_LINES:]]))
 
     def _clear(self) -> None:
-        """Stop the processes that still run: drain, abort, kill."""
+        """Stop the running processes: drain, abort, kill."""
         for parent in self.parents:
             for _ in range(3):
                 if parent.poll() is None:
@@ -110,5 +110,5 @@ class Sandbox(ExitStack):
 
 
 def _own_settings_only(environ: Mapping[str, str]) -> dict[str, str]:
-    """Remove the user's settings: the demo has its own."""
+    """Remove the user's settings, because the demo uses separate settings."""
     return {name: value for name, value in environ.items() if not name.startswith("QDO_")}

@@ -17,7 +17,7 @@ from qdo.demo.sandbox import DemoError, Sandbox
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.worker_status import worker_statuses
 
-# Time limit of each wait; then the demo fails.
+# Time limit of each wait. After that, the demo fails.
 PATIENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _CHUNK = 5000
@@ -118,11 +118,11 @@ class Scenario:
             "Otherwise the queues would wait for the session timeout, 10 s. The kill counts as a "
             "failed attempt of each message in flight, so its retry waits for 0.25 to 0.5 s.",
         )
-        self._check.killed.add(pid)  # before the kill: its messages may be repeated at once
+        self._check.killed.add(pid)  # before the kill, because repetitions may follow immediately
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         self._check.read()
-        before = dict(self._check.done)  # with the last messages of the victim
+        before = dict(self._check.done)  # includes the last messages of the killed worker
         self._wait_until(
             lambda: self._is_owned_without(victim.worker),
             f"the queues of {victim.worker} did not get new owners",
@@ -174,8 +174,8 @@ class Scenario:
             raise self._sandbox.failure("workers failed")
 
     def _start_workers(self, processes: int) -> None:
-        # Every process could run all queues at once. With the default of 100, the queues of a
-        # worker that owns 150 take turns, and those that stay appear to pause for 50 ms.
+        # Let every process run all queues at once. With the default of 100, the queues of a worker
+        # that owns 150 take turns, and unaffected queues appear to pause for 50 ms.
         self._sandbox.start_workers(processes, concurrency=self._size.queues)
 
     def _wait_until(self, condition: Callable[[], bool], failure: str) -> None:
@@ -218,7 +218,7 @@ class Scenario:
         return sum(counts) == self._size.queues
 
     def _have_continued(self, before: dict[str, int]) -> bool:
-        """Return whether every queue has a new message, or none left."""
+        """Return whether every queue has a new message or has finished."""
         return all(
             self._check.done[queue] > number or number == self._check.sent[queue]
             for queue, number in before.items()

@@ -10,12 +10,12 @@ the rest               ciphertext of the content type of bytes (2 bytes of lengt
                        none for JSON) and the body, and a tag of 16 bytes
 =====================  ==================================================================
 
-The tag also covers the place of the body: app and queue, or the stream of Kinesis. A body that
-was moved to another queue, or encrypted for another app, cannot be decrypted. The message's id is
-not covered: brokers choose it after the body was encrypted.
+The tag also covers the place of the body: app and queue, or the stream of Kinesis. So a body cannot
+be decrypted in another queue or for another app. The tag does not cover the message's id, because
+brokers choose it after the encryption of the body.
 
-JSON never begins with ``q``, and the content type of bytes is within the ciphertext: no body in
-clear looks like an encrypted one.
+JSON never begins with ``q``, and the content type of bytes is within the ciphertext. So no body in
+clear looks like an encrypted body.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _CONTEXT = b"qdo body\0"
 class BodyVault:
     """Encrypts and decrypts the bodies of one app. Safe to use from several threads.
 
-    :param place: what bodies of a queue are bound to.
-    :param required: refuse bodies in clear.
+    :param place: returns the place to which the bodies of a queue are bound.
+    :param required: whether to refuse bodies in clear.
     """
 
     def __init__(self, ring: KeyRing, place: Callable[[str], str], required: bool = False) -> None:
@@ -49,7 +49,7 @@ class BodyVault:
         self._required = required
 
     def seal(self, queue: str, body: bytes, headers: str | None) -> tuple[bytes, str | None]:
-        """Encrypt a body; return it, and its headers without the content type of bytes."""
+        """Return an encrypted body, and its headers without the content type of bytes."""
         kind = b""
         found = parsed(headers) if headers else None
         if found and is_raw(found):
@@ -62,11 +62,11 @@ class BodyVault:
         return b"".join((SEALED, key.id.encode(), b".", nonce, sealed)), headers
 
     def open(self, queue: str, body: bytes, headers: str | None) -> tuple[bytes, str | None]:
-        """Return a decrypted body with its headers; a body in clear is unchanged.
+        """Return a decrypted body with its headers; leave a body in clear unchanged.
 
-        :raises KeyMissingError: the key ring does not have its key.
-        :raises BodyAuthenticationError: it was changed, or is of another queue or app.
-        :raises ClearBodyError: it is in clear, and that is refused.
+        :raises KeyMissingError: the key ring does not have the body's key.
+        :raises BodyAuthenticationError: the body was changed, or is from another queue or app.
+        :raises ClearBodyError: the body is in clear, and `required` is set.
         """
         id = key_id_of(body)
         if id is None or (headers is not None and is_raw(parsed(headers) or {})):

@@ -1,4 +1,4 @@
-"""The key ring: keys in a file that only its owner may read, one line a key.
+"""The key ring: a file of keys, one per line, that only its owner may read.
 
 =========  ============================================================================
 purpose    what its keys do
@@ -7,10 +7,10 @@ encrypt    encrypt and decrypt bodies
 sign       mark the ids of messages, so that foreign senders cannot choose them
 =========  ============================================================================
 
-The first key of a purpose is in use, and all of them are accepted. A rotation adds a key at the
-end, distributes the file, and then moves the old key to the end: see `retired`. Processes read the
-file again when it changes. A key ring raises SettingsError if its file cannot be read, or has no
-key for a purpose.
+Processes use the first key of a purpose, and accept all keys of the purpose. For a rotation, an
+operator adds a key at the end, distributes the file, and then moves the old key to the end; see
+`retired`. Processes read the file again when it changes. A key ring raises SettingsError if its
+file cannot be read, or has no key for a purpose.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qdo.system.files import Rights, opened_folder
 Purpose: TypeAlias = Literal["encrypt", "sign"]
 PURPOSES: tuple[Purpose, ...] = ("encrypt", "sign")
 KEY_BYTES = 32
-# How often a process looks whether the file has changed.
+# Time between a process's checks whether the file has changed.
 CHECK_SECONDS = 1.0
 _MOST_BYTES = 1 << 20
 _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -43,13 +43,13 @@ _HEADING = (
     "# Keys of qdo, see `qdo admin keys`: id, purpose, 32 bytes in base64. Keep this file secret.\n"
 )
 _log = logging.getLogger(__name__)
-# Changes whenever a file is written or replaced.
+# A value that changes with each write or replacement of a file.
 _Stamp: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key; its text never contains its bytes."""
+    """One key, whose text form never contains the key bytes."""
 
     id: str
     purpose: Purpose
@@ -105,7 +105,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
 
 def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
     try:
-        # Do not block: opening a FIFO in its place would wait for the other end.
+        # Do not block, as the opening of a FIFO in place of the file would.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             found = os.fstat(fd)
@@ -140,7 +140,7 @@ def _check_rights(path: str, found: os.stat_result) -> None:
 
 
 def change_keys(path: str, change: Callable[[tuple[Key, ...]], Sequence[Key]]) -> None:
-    """Replace the keys of a file at once: readers see all of the change or nothing."""
+    """Replace the keys of a file atomically, so that readers see the whole change or nothing."""
     try:
         real = os.path.realpath(path)  # a symbolic link stays
         with opened_folder(os.path.dirname(real)) as folder:
@@ -185,7 +185,7 @@ def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
     """Return keys of which one no longer encrypts or signs: it is the last of them, or deleted.
 
     :raises NotFoundError: no key has this id.
-    :raises UsageError: its purpose would be without a key in use.
+    :raises UsageError: the key's purpose would have no key in use.
     """
     gone = next((key for key in keys if key.id == id), None)
     if gone is None:
@@ -205,7 +205,7 @@ def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
 class KeyRing:
     """The keys of a file, as a process uses them. Safe to use from several threads.
 
-    A file that can no longer be read leaves the known keys in force.
+    If the file becomes unreadable, the known keys stay in force.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -233,7 +233,7 @@ class KeyRing:
         return any(key.purpose == purpose for key in self._keys)
 
     def find(self, purpose: Purpose, id: str) -> Key | None:
-        """Return the key with an id, None without it; look for an unknown one in the file again."""
+        """Return the key with an id, or None; look for an unknown key in the file again."""
         self._follow()
         key = self._by_id.get((purpose, id))
         if key is None:

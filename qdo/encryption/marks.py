@@ -1,9 +1,9 @@
-"""Prove ids of messages with the keys to sign (HMAC-SHA256), and open stored messages.
+"""Prove ids of messages with signing keys (HMAC-SHA256), and open stored messages.
 
-A retried dead letter and a message from an outbox have their id in a header. Brokers over the
-network have other senders, too, which could choose the id of another message, so that a worker
-takes that one for done. With a key to sign, a worker accepts an id only with its mark. The mark
-covers the place of the message, as that of an encrypted body, its id, and its body as it is stored.
+A retried dead letter and a message from an outbox have their id in a header. Brokers on the network
+also have other senders. These could copy the id of another message, so that a worker takes that
+message for done. With a signing key, a worker accepts an id only with its mark. The mark covers the
+message's place, as for an encrypted body, its id, and its stored body.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class IdMarks:
         return with_header(headers, qdo_mark=f"{key.id}.{self._digest(key, queue, id, body)}")
 
     def proven(self, queue: str, headers: str | None, body: bytes) -> str | None:
-        """Return headers without an id that has no valid mark."""
+        """Return the headers, without an id that lacks a valid mark."""
         if headers is None or ID not in headers:
             return headers
         found = parsed(headers)
@@ -66,7 +66,7 @@ class IdMarks:
 
 
 class RowOpener:
-    """Opens rows; without `marks`, ids need no proof."""
+    """Opens rows; without `marks`, it accepts ids without proof."""
 
     def __init__(self, vault: BodyVault, marks: IdMarks | None) -> None:
         self._vault = vault
@@ -81,13 +81,13 @@ class RowOpener:
 
 
 class OpenedRows:
-    """Decrypts rows one after the other: an iterator for the loop that runs jobs.
+    """Decrypts rows one by one, as an iterator for the loop that runs jobs.
 
-    A row that cannot be decrypted is yielded without body and headers. The loop fails to decode
-    it, and so knows its position when it handles the error.
+    The iterator yields a row that it cannot decrypt without body and headers. The loop then fails
+    to decode the row, and knows the position when it handles the error.
 
-    :ivar row: the last row as it is stored.
-    :ivar fault: why it cannot be decrypted, None if it could be.
+    :ivar row: the last row in its stored form.
+    :ivar fault: why the row could not be decrypted; None if it could.
     """
 
     def __init__(self, opener: RowOpener, queue: str, rows: Iterable[Row]) -> None:

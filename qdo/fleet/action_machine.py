@@ -1,21 +1,21 @@
-"""Do the actions that operators ask of one worker, and log the results. A machine without I/O.
+"""Perform the actions that operators request of one worker, and log the results. Without I/O.
 
 1.  An operator creates a node below ``actions/<worker>``; its name has the form of the names of
     the action log.
 2.  The worker writes `RUNNING` into the node, at the version that it read, and acts only then. If
-    the answer to this write is lost, a later read shows whether it took effect: the node names
-    its claimer.
-3.  One transaction deletes the node and writes an entry with its result into the action log; for
-    an action that only reads, or that a program asks without a reason, into an output. If the
-    answer is lost, and the node still exists, the worker writes the *same* entry: it does nothing
-    twice.
+    the answer to this write is lost, a later read shows whether the write took effect, because
+    the node names its claimer.
+3.  One transaction deletes the node and writes an entry with the result into the action log. For
+    an action that only reads, or that a program requests without a reason, it writes an output
+    instead. If the answer is lost and the node still exists, the worker writes the *same* entry,
+    so it does nothing twice.
 
-While a job blocks the event loop of the worker, its parent process runs this machine as well. Both
-may find an action, and one of them claims it. The parent leaves all other actions to the worker.
+While a job blocks the event loop of the worker, its parent process also runs this machine. Both may
+find an action, but only one of them claims it. The parent claims only the actions in `perform`.
 
-The worker does not begin expired, unknown or unreadable actions; they end with an entry as well.
-Names of workers are never used again, so another program wrote an action that runs in the name of
-this worker without its claim. A node that the worker may not read, write or delete stops no other
+The worker does not begin expired, unknown or unreadable actions, but ends them with an entry. Names
+of workers are never reused. So if an action runs in this worker's name without its claim, another
+program wrote the action. A node that the worker may not read, write or delete stops no other
 action.
 """
 
@@ -43,19 +43,19 @@ from qdo.fleet.audit_entries import (
 
 _log = logging.getLogger(__name__)
 
-# Longer values are not parsed, and longer outputs are cut.
+# Most bytes of an action, and of an output. The machine rejects longer actions, and cuts outputs.
 MAX_ACTION_BYTES = 16 * 1024
 MAX_OUTPUT_BYTES = 128 * 1024
-# Characters in the name of an action.
+# Most characters in the name of an action.
 MAX_NAME = 50
-# Latest Unix time at which an action expires.
+# Latest possible expiry of an action, as Unix time.
 MAX_EXPIRES = 1e11
-# Actions that expire later than this from now are rejected.
+# Longest time until an action expires. The worker rejects actions that expire later.
 AHEAD_SECONDS = 3600.0
-# Actions under way at a time; others wait.
+# Most actions in progress at once; other actions wait.
 AT_ONCE = 20
 RUNNING = "running"
-# The actor: the worker itself, or its parent process while a job blocks the worker.
+# The actors: the worker, or its parent process while a job blocks the worker.
 WORKER = "worker"
 PARENT = "parent"
 # The outcomes of actions.
@@ -74,11 +74,11 @@ class Action:
 
     name: str = ""
     args: Values = field(default_factory=dict)
-    # Unix time; the worker does not begin the action later.
+    # Unix time after which the worker does not begin the action.
     expires: float = 0.0
     by: str = ""
     reason: str = ""
-    # "" until an actor claims the action, then `RUNNING`.
+    # "" before an actor claims the action, then `RUNNING`.
     state: str = ""
     # The claimer, `WORKER` or `PARENT`.
     actor: str = ""
@@ -100,7 +100,7 @@ class Action:
 
     @classmethod
     def parse(cls, data: bytes) -> Action:
-        """Return the action of a node; a node of another program may have a fault."""
+        """Return the action in a node; the node of another program may have a fault."""
         if len(data) > MAX_ACTION_BYTES:
             return cls(fault=f"the value must have at most {MAX_ACTION_BYTES} bytes")
         value, fault = load(data)
@@ -164,7 +164,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an action: `text` is one line for the log; `output` is kept for a while."""
+    """The result of an action: `text` is one line for the log; `output` is stored temporarily."""
 
     text: str
     output: str = ""
@@ -172,14 +172,14 @@ class Result:
 
 
 Finish = Callable[[Result], None]
-# Does an action with its arguments. Returns its result; or None, and calls the function later.
-# Raises UnfitError if the action cannot begin.
+# Performs an action with its arguments. Returns the result, or returns None and calls the function
+# with the result later. Raises UnfitError if the action cannot begin.
 Perform = Callable[[Values, Finish], "Result | None"]
 
 
 def ended_entry(id: str, worker: str, action: Action, outcome: str, result: str) -> AuditEntry:
     """Return the entry of an ended action."""
-    # Its target is the worker; or the queue of cancelled messages, as if by a command.
+    # The target is the worker. If messages were cancelled, it is their queue, as after a command.
     ended: Values = {"outcome": outcome, "result": result}
     queue = action.args.get("queue")
     of_queue = action.name == CANCEL and isinstance(queue, str)
@@ -208,7 +208,7 @@ class _Underway:
 
     action: Action
     version: int = -1
-    begun: bool = False  # it was claimed, and never begins again
+    begun: bool = False  # the action was claimed, and never begins again
     entry: AuditEntry | None = None
     output: str = ""
 
@@ -244,7 +244,7 @@ class ActionsWatch(m.Machine):
         self._passed: set[str] = set()
 
     def close(self) -> None:
-        """Claim nothing any more; let claimed actions end."""
+        """Claim no further actions; let claimed actions end."""
         self._closing = True
 
     @property
@@ -272,7 +272,7 @@ class ActionsWatch(m.Machine):
                 answer.reason,
             )
         if isinstance(answer, m.NodeMissing):
-            # Only this arms a watch on a node that does not exist.
+            # Only `Stat` arms a watch on a node that does not exist.
             self.ask(m.Stat(self._folder, watch=True), self._looked)
         if not isinstance(answer, m.ChildrenRead):
             return
@@ -307,11 +307,11 @@ class ActionsWatch(m.Machine):
         running = action.fault is None and action.state == RUNNING
         if mine is not None and mine.begun:
             mine.version = node.version
-            self._end(name, mine)  # unless it has not ended yet
+            self._end(name, mine)  # does nothing before the action has ended
         elif running and action.actor == self._actor and mine is not None:
             self._begin(name, mine, node.version)
         elif mine is not None and not running and action.fault is None:
-            # The answer was lost, and this read may be old: another write shows the truth.
+            # The answer was lost, and this read may be stale. Another write shows the outcome.
             self._claim(name, action, node.version)
         elif self._is_for_another(action, running):
             self._pass_over(name)
@@ -334,7 +334,7 @@ class ActionsWatch(m.Machine):
         return action.expires <= self._wall()
 
     def _lateness(self, action: Action) -> str:
-        # A large number reveals a wrong clock.
+        # A large lateness reveals a wrong clock.
         return f"{self._wall() - action.expires:.1f} s too late by the clock of this host"
 
     def _fault(self, action: Action, running: bool) -> str | None:
@@ -362,7 +362,7 @@ class ActionsWatch(m.Machine):
             if answer.fault is m.CommitError.OTHER:
                 self._refuse(name, answer.reason)
             else:
-                # Another program changed or deleted it, or an earlier claim took effect late.
+                # Another program changed or deleted the node, or an earlier claim took effect late.
                 self._read(name)
 
     def _begin(self, name: str, mine: _Underway, version: int) -> None:
@@ -438,11 +438,11 @@ class ActionsWatch(m.Machine):
                 mine.output = ""
                 self._end(name, mine)
             elif answer.index == 1 and answer.fault is m.CommitError.NODE_EXISTS:
-                # Another program has used the name of an entry for the action.
+                # Another program has used the entry's name for the action.
                 mine.entry = replace(entry, id=self._other_name(name))
                 self._end(name, mine)
             elif answer.index == 1 and not mine.action.logged:
-                # The folder of outputs is missing, for instance: its asker reads the log as well.
+                # For instance, the folder of outputs is missing. The requester also reads the log.
                 mine.action = replace(mine.action, logged=True)
                 self._end(name, mine)
             elif answer.index == 1 or answer.fault is m.CommitError.OTHER:

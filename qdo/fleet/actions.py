@@ -1,10 +1,10 @@
-"""Ask workers for actions, check their arguments, and wait for their results.
+"""Request actions from workers, check the arguments, and wait for the results.
 
-Commands resolve globs: each worker gets a node of its own, and has a result of its own.
-`action_machine` has the part of the workers.
+Commands resolve globs, so each worker gets a separate node and has a separate result.
+`action_machine` is the workers' side.
 
-Calls raise NodeRefusedError if the account may not list workers or ask them, and
-CoordinatorUnreachableError without an answer in time; some workers may have been asked then.
+Calls raise NodeRefusedError if the account may not list workers or request actions, and
+CoordinatorUnreachableError after a timeout, possibly after requests to some workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qdo.fleet.audit_entries import MAX_TEXT, AuditEntry, Values, entry_name
 from qdo.fleet.names import writer
 from qdo.system.clock import clock, polls
 
-# The outcome of an action that did not end in time.
+# The outcome of an action without a result in time.
 UNANSWERED = "unanswered"
 PING, STACKS, LOG_LEVEL, DRAIN, RESTART, RELOAD = ACTIONS = (
     "ping",
@@ -39,7 +39,7 @@ PING, STACKS, LOG_LEVEL, DRAIN, RESTART, RELOAD = ACTIONS = (
     "restart",
     "reload",
 )
-# The action that `qdo ps` asks for.
+# The action that `qdo ps` requests.
 RUNS = "runs"
 MAX_RUNS = 1000
 LEVELS = ("debug", "info", "warning", "error")
@@ -49,19 +49,19 @@ _NUMBER = re.compile("[0-9]{1,100}")
 
 @dataclass(slots=True)
 class Asked:
-    """An action that a command asked one worker for."""
+    """An action that a command requested from one worker."""
 
     worker: str
-    # The name of its node, and of its entry in the action log.
+    # The name of the action's node, and of its entry in the action log.
     id: str
     # "done", "failed", "rejected", "expired", "lost", or "unanswered".
     outcome: str = UNANSWERED
     result: str = ""
-    # From asking to reading its result.
+    # Time from the request to the read of the result.
     seconds: float | None = None
     # A longer result, such as stacks.
     output: str = ""
-    # Whether its result is an entry of the action log.
+    # Whether the action's result is an entry of the action log.
     logged: bool = True
     _began: float = field(default_factory=clock, repr=False)
 
@@ -91,11 +91,11 @@ def ask_workers(
     by: str = "",
     logged: bool = True,
 ) -> list[Asked]:
-    """Ask each of these workers for an action; return one record for each.
+    """Request an action from each of these workers; return one record for each worker.
 
-    :param within_seconds: they do not begin it later.
+    :param within_seconds: the time after which workers do not begin the action.
     :param by: the operator, if it is not the user of this process.
-    :param logged: False: without entries in the action log, as always for those that only read.
+    :param logged: whether to write entries into the action log; actions that only read never do.
     """
     now = time.time()
     fleet = layout.fleet
@@ -141,7 +141,7 @@ def _asking(layout: Layout, asked: Asked, action: Action, folders: set[str]) -> 
 def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
     """Return whether a transaction without an answer took effect."""
     fleet = layout.fleet
-    # The action may have ended by now, with an entry or an output of this id.
+    # By now, the action may have ended with an entry or an output of this id.
     folders = fleet.actions_of(asked.worker), fleet.actionlog, fleet.actionoutput
     return any(isinstance(read(client, f"{path}/{asked.id}"), m.NodeRead) for path in folders)
 
@@ -149,7 +149,7 @@ def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
 def wait_for_results(
     client: Client, layout: Layout, asked: Sequence[Asked], timeout_seconds: float
 ) -> None:
-    """Wait until all actions have ended, and record their results; others stay unanswered."""
+    """Wait until all actions have ended, and record the results; late ones stay unanswered."""
     waiting = {each.id: each for each in asked if each.seconds is None}
     for _ in polls(timeout_seconds, client.handler.sleep_func):
         _record(client, layout, waiting)
@@ -158,7 +158,7 @@ def wait_for_results(
 
 
 def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
-    """Record the results of the ended actions, and remove these from `waiting`."""
+    """Record the results of ended actions, and remove these actions from `waiting`."""
     ended = []
     for node in read_nodes(client, [layout.fleet.log_entry(id) for id in waiting]):
         id = node.path.rpartition("/")[2]
@@ -174,7 +174,7 @@ def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
     unlogged = {f"{folder}/{id}": id for id, each in waiting.items() if not each.logged}
     for node in read_nodes(client, list(unlogged)):
         value, fault = load(node.data)
-        if fault is None and "outcome" in value:  # else of an older worker, which writes an entry
+        if fault is None and "outcome" in value:  # older workers write an entry instead
             each = waiting.pop(unlogged[node.path])
             each.end(str(value["outcome"]), str(value.get("result", "")))
             each.output = str(value.get("output", ""))
@@ -196,7 +196,7 @@ def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
 
 def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
     """Return the arguments of actions that cancel messages."""
-    # They are several, because nodes have short values.
+    # One action is not always enough, because nodes have short values.
     batches: list[str] = []
     for position in map(str, positions):
         if batches and len(batches[-1]) + len(position) < MAX_TEXT:
@@ -222,7 +222,7 @@ def level_of(args: Mapping[str, Any]) -> str:
 
 
 def runs_of(args: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the arguments of the action "runs": a glob of queues, and the most messages."""
+    """Return the arguments of the action "runs": a glob of queues, and a limit of messages."""
     glob = args.get("queues")
     most = args.get("most")
     if not isinstance(glob, str) or type(most) is not int or not 0 < most <= MAX_RUNS:

@@ -1,8 +1,8 @@
 """The action log: the operator, the command, the change and the reason.
 
 Every command that changes a node of the coordinator writes one entry in the transaction of this
-change: either both happen or neither. An entry is a node of its own, and never changes.
-Its name begins with its time, so the newest entries are found without reading any.
+change, so both happen or neither. Each entry is a separate node, and never changes. Its name begins
+with its time, so a reader finds the newest entries from their names alone.
 
 Reads raise NodeRefusedError if the account may not list the log, and CoordinatorUnreachableError
 if the connection is lost.
@@ -24,7 +24,7 @@ from qdo.errors import AuditRefusedError, NodeRefusedError, QdoError
 from qdo.fleet.audit_entries import AuditEntry, Values, entry_name, entry_time
 from qdo.fleet.names import writer
 
-# Entries in one read, during a search for matching ones.
+# Entries per read, in a search for matching entries.
 READ_AT_ONCE = 200
 
 Entry = Callable[[Values, Values], CreateOp]
@@ -48,14 +48,14 @@ class AuditTrail:
 
         The function takes the values before and after.
 
-        :raises AuditRefusedError: this account may not write entries; nothing is changed.
+        :raises AuditRefusedError: this account may not write entries, so nothing changes.
         """
         fleet = self._layout.fleet
         # A repeated transaction keeps this name, so its entry is written only once.
         name = entry_name(time.time(), secrets.token_hex(4))
 
         def entry(before: Values, after: Values) -> CreateOp:
-            # Workers have made this node, or an account with all rights makes it here.
+            # Workers have created this node. Otherwise an account with all rights creates it here.
             make_folder(self._client, fleet.actionlog)
             account = self._client.access.account
             written = AuditEntry(
@@ -80,7 +80,7 @@ class AuditTrail:
             raise AuditRefusedError(path=fleet.actionlog, account=account) from error
 
     def announce(self, target: str, before: Values, after: Values) -> None:
-        """Write the entry of several changes, which follow; raise as `change`."""
+        """Write the entry for several later changes; raise the errors of `change`."""
         with self.change(target) as entry:
             written = entry(before, after)
 
@@ -90,7 +90,7 @@ class AuditTrail:
             change(self._client, written.path, decide, root=self._layout.root)
 
     def note(self, target: str, before: Values, after: Values) -> str | None:
-        """Write the entry of a change elsewhere, as in the broker; return why it could not."""
+        """Write the entry of a change elsewhere, such as in the broker; return why this failed."""
         try:
             with self.change(target) as entry:
                 answer = commit(self._client, [entry(before, after)])

@@ -12,17 +12,17 @@ from qdo.coordination.znodes.values import encode, load, text_of
 from qdo.fleet.names import overlap
 from qdo.queues import is_glob
 
-# Characters of a reason. Other texts in an entry are cut to this length.
+# Most characters of a reason. An entry cuts other texts to this length.
 MAX_TEXT = 500
-# Further values of a change are left out of its entry.
+# Most values of a change in an entry, which omits further values.
 MAX_KEYS = 20
-# The leader deletes entries beyond this number, the oldest first, and older ones.
+# Most entries in the log. The leader deletes the oldest entries, and too old ones.
 MAX_ENTRIES = 5000
 KEEP_SECONDS = 30 * 86400.0
-# The same for the outputs of actions, beside the log.
+# Most outputs of actions, which the leader deletes in the same way.
 MAX_OUTPUTS = 100
 KEEP_OUTPUT_SECONDS = 3600.0
-# Entries whose time is further in the future count as the oldest ones: their time is wrong.
+# Entries with times further in the future count as the oldest, because their time is wrong.
 AHEAD_SECONDS = 86400.0
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
 _TEXTS = ("by", "account", "command", "target", "reason")
@@ -36,25 +36,25 @@ def is_selected(command: str, target: str, glob: str) -> bool:
 
 def is_target(target: str, glob: str) -> bool:
     """Return whether the target of a change matches a glob."""
-    # A target that has globs itself, as that of `qdo pause`, matches if a name may match both.
+    # A target with globs, such as that of `qdo pause`, matches if a name can match both.
     parts = target.split()
     return fnmatchcase(target, glob) or any(is_glob(each) and overlap(each, glob) for each in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change of a command."""
+    """One change by a command."""
 
     id: str
     # Unix time by the clock of its writer.
     at: float
     by: str = ""
-    # The account at the coordinator, "" for none.
+    # The command's account at the coordinator; "" for none.
     account: str = ""
     command: str = ""
     # The name of the changed thing, such as a queue.
     target: str = ""
-    # The changed values; None if the entry has none, as is `after`.
+    # The values before and after the change; None if the entry has none.
     before: Values | None = None
     after: Values | None = None
     reason: str = ""
@@ -71,7 +71,7 @@ class AuditEntry:
     def parse(
         cls, id: str, data: bytes, written: float = 0.0, refused: str | None = None
     ) -> AuditEntry:
-        """Return an entry from its node, written at a time; `refused` says why it was not read."""
+        """Return an entry from a node and its time; `refused` is the reason for a failed read."""
         at = entry_time(id, written)
         value, fault = load(data)
         fault = refused or fault
@@ -101,10 +101,10 @@ def entry_time(name: str, otherwise: float = 0.0) -> float:
 def surplus(
     names: Collection[str], now: float, most: int = MAX_ENTRIES, keep_seconds: float = KEEP_SECONDS
 ) -> list[str]:
-    """Return the oldest names beyond a number, and those that are too old."""
+    """Return the oldest names beyond a number, and all names that are too old."""
 
     def age_order(name: str) -> float:
-        # Names of another form, or with an impossible time, are the first to exceed the number.
+        # Names of another form, or with an impossible time, count as the oldest.
         at = entry_time(name)
         return at if at <= now + AHEAD_SECONDS else 0.0
 

@@ -1,6 +1,6 @@
-"""The chores of the leader: copy the action log, end lost actions, delete unused nodes.
+"""The leader's chores: copy the action log, end lost actions, delete unused nodes.
 
-A `ChoreRecord` has the time and the result of the last run of each chore.
+Each chore has a `ChoreRecord` with the time and the result of its last run.
 
 Chores and reads raise NodeRefusedError if the account may not list a folder, read or write a node,
 and CoordinatorUnreachableError if the connection is lost.
@@ -28,15 +28,15 @@ from qdo.system.clock import clock
 
 _log = logging.getLogger(__name__)
 
-# Entries of the action log that are read in a round, the oldest first.
+# Most action log entries that one round reads, the oldest first.
 MOST_COPIED_AT_ONCE = 500
-# How long a folder of a lock must be empty.
+# Time for which the folder of a lock must be empty before its deletion.
 IDLE_SECONDS = 3600.0
-# Folders of locks, or lost actions, in a round.
+# Most lock folders, or lost actions, in one round.
 MOST_AT_ONCE = 1000
-# Surplus nodes deleted in a transaction.
+# Most surplus nodes that one transaction deletes.
 AT_ONCE = 99
-# A round ends after this many nodes that it cannot delete; the next round skips them.
+# A round ends after this many failed deletions; the next round skips these nodes.
 MOST_REFUSED = 10
 
 
@@ -45,7 +45,7 @@ class CopiedActionsChore:
 
     def __init__(self, keep: Callable[[AuditEntry], bool]) -> None:
         self._keep = keep
-        self._copied: set[str] = set()  # a new leader passes on all of them again
+        self._copied: set[str] = set()  # a new leader passes on all entries again
 
     def __call__(self, client: Client, layout: Layout, fence: m.CheckOp) -> int:
         names = entry_names(client, layout)
@@ -61,8 +61,8 @@ class CopiedActionsChore:
 class EmptyLocksChore:
     """Deletes lock folders that this leader has seen unchanged and empty for an hour."""
 
-    # The coordinator rejects the deletion of a folder with a contender. A contender that comes
-    # later finds no folder, and its process makes one.
+    # The coordinator rejects the deletion of a folder with a contender. A later contender finds no
+    # folder, and its process creates one.
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self._now = now
@@ -75,7 +75,7 @@ class EmptyLocksChore:
         self._empty = {}
         for folder, stat in pipelined(client, client.exists_async, folders):
             if stat is not None and not isinstance(stat, Exception) and not stat.numChildren:
-                # This is the zxid at which a child last came or went.
+                # `pzxid` is the zxid of the last creation or deletion of a child.
                 change, since = before.get(folder, (0, now))
                 self._empty[folder] = stat.pzxid, since if change == stat.pzxid else now
         idle = [each for each, (_, since) in self._empty.items() if now - since >= IDLE_SECONDS]
@@ -92,9 +92,9 @@ class EmptyLocksChore:
 class LostActionsChore:
     """Ends the actions of departed workers as lost, and deletes their folders.
 
-    Names of workers are never used again. So the order of the reads matters: a folder that is
-    listed before the workers, and whose worker is then not among them, has a departed worker.
-    It gets no further actions, because commands check the worker's node in their transaction.
+    Names of workers are never reused. The chore lists the folders first and then the workers. If a
+    folder's worker is missing from the later list, it has departed. The folder gets no further
+    actions, because commands check the worker's node in their transaction.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def _end(
         entry = ended_entry(id, worker, action, LOST, text)
         write = m.CreateOp(fleet.log_entry(id), entry.encode())
         answer = commit(client, [fence, m.DeleteOp(node.path, node.version), write])
-        # Another program may have used the name of an entry for the action.
+        # Another program may have used the entry's name for the action.
         if not isinstance(answer, m.Rejected) or answer.fault is not m.CommitError.NODE_EXISTS:
             break
     return answer
@@ -147,7 +147,7 @@ def _end(
 
 @dataclass(frozen=True, slots=True)
 class ChoreRecord:
-    """The last run of a chore, with the Unix time of the leader's clock at its end."""
+    """The last run of a chore, with the Unix time of its end by the leader's clock."""
 
     chore: str
     at: float | None = None
@@ -173,7 +173,7 @@ class ChoreRecord:
 def write_records(
     client: Client, layout: Layout, fence: m.CheckOp, leader: str, records: Sequence[ChoreRecord]
 ) -> int:
-    """Write the records of one round; return 0, because it deletes nothing."""
+    """Write the records of one round; return 0 as the number of deleted nodes."""
     kept = ("at", "seconds", "deleted", "fault")
     chores = {
         each.chore: {key: value for key, value in asdict(each).items() if key in kept}
@@ -181,7 +181,7 @@ def write_records(
     }
     data = encode({"leader": leader, "chores": chores})
     path = layout.fleet.chores
-    # A lost answer changes nothing: the next round writes the node again.
+    # Ignore a lost answer, because the next round writes the node again.
     answer = commit(client, [fence, m.SetOp(path, data, m.ANY_VERSION)])
     if isinstance(answer, m.Rejected) and answer.fault is m.CommitError.NO_NODE:
         commit(client, [fence, m.CreateOp(path, data)])
@@ -199,9 +199,10 @@ def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str
 
 
 class SurplusChore:
-    """Deletes the surplus of a folder: the names that a function returns of all names."""
+    """Deletes surplus nodes of a folder; a function selects them from all names."""
 
-    # A node that cannot be deleted, because another program created nodes below it, stops no other.
+    # A node below which another program created nodes cannot be deleted, but stops no other
+    # deletion.
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
-"""The processes of an app, as they describe themselves, and the format levels that they all have.
+"""The self-descriptions of an app's processes, and the app's format levels.
 
-No process writes anything that a live, older one would misread. Each version of qdo has a level,
-which its component node shows. The node of the app has the level that all workers have. A feature
-that older versions would misread requires a level with `require_format_level`.
+No process writes a value that a live, older process would misread. Each version of qdo has a level,
+which a process's component node shows. The node of the app has the level that all workers support.
+A feature that older versions would misread requires a level through `require_format_level`.
 
-The leader raises the level of the app in two steps, one period apart: it announces the next level,
+The leader raises the level of the app in two steps, one period apart. It announces the next level,
 and then lists the workers again. A worker reads the node after its registration, and stops if its
-own level is below the announced one. So a worker that the leader did not list knows of it.
+own level is below the announced level. So the leader need not know every new worker.
 
 Calls raise NodeRefusedError if the account may not read a node, and CoordinatorUnreachableError
-without an answer in time.
+after a timeout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ProcessDescription:
-    """A process as its component node describes it; None for a missing value.
+    """The description of a process in its component node; None for a missing value.
 
     Fields without an explanation are those of `WorkerReport`.
     """
@@ -65,12 +65,12 @@ class ProcessDescription:
     busy: int | None = None
     queues: int | None = None
     settings: str | None = None
-    # Number of the version of the live settings that it uses, 0 for none.
+    # Number of the live settings version that the process uses; 0 for none.
     live: int | None = None
     started: float | None = None
-    # When the node was last written, Unix time of the coordinator's clock.
+    # Unix time of the node's last write, by the coordinator's clock.
     reported: float | None = None
-    # Why the node is not that of a process, None if it is.
+    # Why the node does not describe a process; None if it does.
     fault: str | None = None
 
     @classmethod
@@ -101,7 +101,7 @@ def read_components(client: Client, layout: Layout) -> list[ProcessDescription]:
 
 
 def skew(processes: list[ProcessDescription]) -> str:
-    """Return the versions of qdo if there are several, else ""; unreadable nodes do not count."""
+    """Return the versions of qdo if they differ, else ""; ignore unreadable nodes."""
     counts = Counter(
         f"{each.version} (level {'unknown' if each.level is None else each.level})"
         for each in processes
@@ -117,16 +117,16 @@ def skew(processes: list[ProcessDescription]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppLevel:
-    """The levels in the node of an app: that of every worker, and the announced one, 0 for none."""
+    """The levels in the node of an app: the common level, and the announced level or 0."""
 
     format_level: int = 0
     next_level: int = 0
-    # Keys of other programs, which are kept.
+    # Keys of other programs, which qdo keeps.
     other: dict[str, Any] | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> AppLevel:
-        """Return the levels; an unreadable node has none."""
+        """Return the levels; an unreadable node has no levels."""
         value, _ = load(data)
         format_level = _level(value.pop("level", 0))
         next_level = _level(value.pop("next_level", 0))
@@ -171,7 +171,7 @@ def require_format_level(client: Client, layout: Layout, format_level: int, what
 
 
 class LevelChore:
-    """Raises the level of the app to that of its oldest worker, one step in a run."""
+    """Raises the level of the app to the level of its oldest worker, one step per run."""
 
     def __call__(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         node = read(client, layout.root)

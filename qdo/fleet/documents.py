@@ -1,11 +1,11 @@
-"""Documents: JSON values by name that every process of an app reads from its own memory.
+"""Documents: named JSON values that every process of an app reads from its own memory.
 
 A document is the node ``documents/<set>/<name>``. Each process keeps a copy of the sets that it
-uses (`folder_view`), over a connection of its own (`coordination.side`).
+uses (`folder_view`), over a separate connection (`coordination.side`).
 Writes are transactions at the version read.
 
-A first use raises NodeRefusedError if the account at the coordinator may not read the set, and
-CoordinatorUnreachableError if the copy is not complete in time.
+The first use of a set raises NodeRefusedError if the account at the coordinator may not read it,
+and CoordinatorUnreachableError if the copy is not complete in time.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from qdo.system.home_loop import at_home
 
 _log = logging.getLogger(__name__)
 
-# Largest JSON of a document: every process of the app keeps a copy.
+# Most bytes of a document's JSON, because every process of the app keeps a copy.
 MAX_DOCUMENT_BYTES = 128 * 1024
-# For `if_version`: any version.
+# Stands for any version in `if_version`.
 ANY: Final = -1
 
 Decide = Callable[[Node], "list[m.Op] | None"]
@@ -57,7 +57,7 @@ OnChange = Callable[[FolderView, str], None]
 
 
 class DocumentStore(Protocol):
-    """The sets of documents of one app, seen by this process, which others know as `writer`."""
+    """One app's sets of documents, for this process, whose name as a writer is `writer`."""
 
     writer: str
 
@@ -78,16 +78,16 @@ class DocumentStore(Protocol):
         is_mine: Callable[[m.NodeRead], bool],
         guess: m.NodeRead | None,
     ) -> int:
-        """Change a document, see `coordination.transactions.change`; return its new time."""
+        """Change a document as `coordination.transactions.change` does; return its new time."""
 
 
 class CoordinatorDocuments:
     """Documents in the coordinator.
 
-    :param client: a connected client for these documents only.
+    :param client: a connected client that serves only these documents.
     :param timeout_seconds: how long the first read of a set waits for its copy.
-    :param record: makes the entry of a change in the action log, from the document before it.
-    :param dry_run: `perform` only checks a change.
+    :param record: makes the action log entry of a change, from the document before the change.
+    :param dry_run: whether `perform` only checks a change.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class CoordinatorDocuments:
         root = self._layout.root
         made = False
         if self._record is not None:
-            guess = None  # an entry in the action log names the version that was replaced
+            guess = None  # the entry in the action log must name the replaced version
 
         def decided(node: Node) -> list[m.Op] | None:
             nonlocal made
@@ -191,18 +191,18 @@ class StoredDocument:
     """A stored document."""
 
     value: Any
-    # User and host of its writer, "" if unknown.
+    # User and host of the writer; "" if unknown.
     by: str
-    # When it was written, Unix time by the writer's clock; 0 if unknown.
+    # Unix time of the write, by the writer's clock; 0 if unknown.
     at: float
 
 
 class Documents(Mapping[str, Any]):
     """One set of documents: a mapping from names to JSON values, the same in every process.
 
-    Reading takes the value from memory; treat it as read-only, since other readers get the same
-    object. The first use waits for a complete copy. While the coordinator is away the copy stays
-    readable, and `ltime` does not change.
+    Reads return a value from memory. Treat the value as read-only, because other readers get the
+    same object. The first use waits for a complete copy. While the coordinator is unreachable, the
+    copy stays readable, and `ltime` does not change.
 
     Any number of threads and greenlets may use it. A forked child opens its own connection.
     """
@@ -217,8 +217,8 @@ class Documents(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return the value of a document.
 
-        :raises KeyError: there is no such document.
-        :raises DocumentUnreadableError: its node does not hold a document.
+        :raises KeyError: the document does not exist.
+        :raises DocumentUnreadableError: the node does not hold a document.
         """
         entry = self._current().entries[name]
         if entry.fault is not None:
@@ -233,7 +233,7 @@ class Documents(Mapping[str, Any]):
         return len(self._current().entries)
 
     def version(self, name: str) -> int | None:
-        """Return the version of a document in the copy, for `if_version`; None if it is missing."""
+        """Return the copied version of a document, for `if_version`; None if it is missing."""
         entry = self._current().entries.get(name)
         return None if entry is None else entry.version
 
@@ -243,7 +243,7 @@ class Documents(Mapping[str, Any]):
 
     @property
     def ltime(self) -> int:
-        """The time of the copy: it has every write up to this place in the coordinator's order."""
+        """The place in the coordinator's order up to which the copy has every write."""
         return self._current().ltime
 
     def fresh(self, ltime: int | None = None, timeout_seconds: float = 15.0) -> int:
@@ -251,7 +251,7 @@ class Documents(Mapping[str, Any]):
 
         :param ltime: the time that `put` returned in any process; None for all writes before this
             call.
-        :raises StaleCopyError: it is not new enough in time.
+        :raises StaleCopyError: the copy is not new enough in time.
         """
         limit = checked_timeout(timeout_seconds)
         view = self._current()
@@ -261,12 +261,12 @@ class Documents(Mapping[str, Any]):
         return view.ltime
 
     def on_change(self, function: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
-        """Call a function with name and value of each changed document, None for a deleted one.
+        """Call a function with name and value of each changed document; None if it was deleted.
 
-        Changes count from the first read of the set on. The function runs on the thread of the
-        connection and should be fast. An exception is logged.
+        The calls begin with the first change after the first read of the set. The function runs on
+        the thread of the connection and should be fast. Its exceptions are logged.
 
-        :raises UsageError: it is not a function, or it is ``async def`` and would never run.
+        :raises UsageError: the argument is not a function, or is ``async def`` and would never run.
         """
         check_hook(function, ("name", "value"), f"on_change of documents {self.name!r}")
         self._listeners.append(function)
@@ -278,16 +278,16 @@ class Documents(Mapping[str, Any]):
         """Write a document; return its time, for `fresh` in other processes.
 
         :param value: a JSON value.
-        :param if_version: write only if the document has this version, None: only if it is
-            missing.
-        :raises DocumentConflictError: it has another version.
+        :param if_version: write only if the document has this version; with None, only if the
+            document is missing.
+        :raises DocumentConflictError: the document has another version.
         :raises DocumentValueError: JSON cannot hold the value, or it is too large.
         :raises SetFullError: the set has as many documents as a copy holds.
-        :raises NodeRefusedError: the account at the coordinator may not write it.
-        :raises CoordinatorUnreachableError: the coordinator does not respond; the document may be
-            written later.
+        :raises NodeRefusedError: the account at the coordinator may not write the document.
+        :raises CoordinatorUnreachableError: the coordinator does not respond; the write may still
+            take effect later.
         """
-        # Without a condition it needs neither a version nor a read before the write.
+        # Without a condition, the write needs neither a version nor an earlier read.
         blind = m.NodeRead(b"", m.ANY_VERSION) if if_version == ANY else None
         return self._write(name, lambda node: value, if_version, blind)
 
@@ -344,7 +344,7 @@ class Documents(Mapping[str, Any]):
                 return [m.SetOp(path, data, node.version)]
             if not self._current().has_room(len(data)):
                 raise SetFullError(name=self.name, documents=MAX_NODES, mebibytes=MAX_BYTES >> 20)
-            # Only a write returns its place in the coordinator's order; a creation does not.
+            # A write returns its place in the coordinator's order, but a creation does not.
             return [m.CreateOp(path, b""), m.SetOp(path, data, 0)]
 
         return self._store().perform(self.name, name, decide, lambda node: mine in node.data, guess)

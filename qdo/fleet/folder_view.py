@@ -1,15 +1,16 @@
 """A local copy of the nodes below one folder, with a time. A machine without I/O.
 
-It watches first and then reads, so it misses no change in between. After every reconnection it does
-both again: servers do not restore such watches, and the events meanwhile are lost. It applies a
-node only if its mzxid is larger than that of the copy. Its version would not do: the versions of a
-node that is created again begin at 0. An older node is applied if it was read after a `Sync` whose
-place is not before that of the copy: then the coordinator has lost the change, as a standby may.
+The view watches first and then reads, so it misses no change in between. It does both again after
+every reconnection, because servers do not restore such watches, and events meanwhile are lost. The
+view applies a node only if its mzxid is larger than the copy's. It cannot use the version, because
+the versions of a recreated node begin at 0. It also applies an older node if it read the node after
+a `Sync` whose place is not before the copy's: then the coordinator, for instance after a failover
+to a standby, has lost the change.
 
-The time of the copy is a place in the coordinator's total order: every change up to `ltime` is in
-it. The answer to a `Sync` is such a place Z, after all events of changes up to Z. These events
-cause reads at once, and answers come in the order of requests. So when the last of these reads is
-answered, the copy holds everything up to Z.
+The time of the copy is a place in the coordinator's total order: the copy has every change up to
+`ltime`. The answer to a `Sync` is such a place Z, and arrives after all events of changes up to Z.
+These events cause reads at once, and answers come in the order of requests. So after the answer to
+the last of these reads, the copy has every change up to Z.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from qdo.coordination.protocol import machine as m
 
-# Nodes in a copy, and bytes of all their values; further ones are left out, with a fault.
+# Most nodes in a copy, and most bytes of their values. The view omits further nodes, with a fault.
 MAX_NODES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
 _Waiter = Callable[[], object]
@@ -35,7 +36,7 @@ class CopiedNode:
     # The result of `parse`; None if there is a fault.
     value: Any
     version: int
-    # Place of its last write in the coordinator's total order.
+    # Place of the node's last write in the coordinator's total order.
     mzxid: int
     size: int
     fault: str | None = None
@@ -44,10 +45,10 @@ class CopiedNode:
 class FolderView(m.Machine):
     """Keeps a copy of the nodes directly below a folder. Any thread may read `entries`.
 
-    :ivar entries: the nodes by name; replaced one by one, never changed.
+    :ivar entries: the nodes by name; the view replaces nodes but never changes them.
     :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
-    :ivar fault: why the folder is not, or not completely, copied; None if it is.
-    :param parse: returns the value of a node's data; raises ValueError for invalid data.
+    :ivar fault: why the copy of the folder is missing or incomplete; None for a complete copy.
+    :param parse: returns the value of a node's data, or raises ValueError for invalid data.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class FolderView(m.Machine):
         if isinstance(answer, m.NoResponse):
             return
         names = answer.names if isinstance(answer, m.ChildrenRead) else ()
-        # Deleted nodes are read as well, and are found missing.
+        # Also read deleted nodes, whose answer is `NodeMissing`.
         self._unread = {*names, *self.entries}
         self.fault = None
         self._listed = True
@@ -139,13 +140,13 @@ class FolderView(m.Machine):
     # --- reading ------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Read the changed nodes, and ask for the time of a caller that waits."""
+        """Read the changed nodes, and request the time that a caller waits for."""
         dirty = self._dirty
         self._dirty = set()
         for name in dirty:
             self._reads_sent += 1
             self.ask(m.Get(f"{self._folder}/{name}"), partial(self._got, name, self._place))
-        # The copy has this place once the reads that were sent so far are answered.
+        # The copy reaches this place after the answers to all reads sent so far.
         for zxid, waiters in self._synced_at:
             self._places.append((self._reads_sent, zxid, waiters))
         self._synced_at.clear()
@@ -160,7 +161,7 @@ class FolderView(m.Machine):
             self._advance()
 
     def take(self, name: str, answer: m.Response, place: int = 0) -> None:
-        """Update the copy of a node from the answer to a read, which was sent at a place."""
+        """Update the copy of a node from the answer to a read that was sent at a place."""
         if isinstance(answer, m.NodeRead):
             self._apply(name, answer, place)
         elif isinstance(answer, m.NodeMissing):
@@ -169,7 +170,7 @@ class FolderView(m.Machine):
             self._replace(name, CopiedNode(None, -1, 0, 0, answer.reason))
 
     def _advance(self) -> None:
-        """Move the time of the copy to the last place whose reads were answered."""
+        """Move the time of the copy to the last place whose reads have answers."""
         while self._places and self._places[0][0] <= self._reads_answered:
             _, zxid, waiters = self._places.popleft()
             self.ltime = max(self.ltime, zxid)

@@ -1,4 +1,4 @@
-"""The value of ``limits/<name>``: the terms of a limit, and the shares of its processes."""
+"""The value of the node ``limits/<name>``: a limit's terms, and its processes' shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from qdo.coordination.znodes.values import encode_with_others, load, shown, text_of
 from qdo.errors import UsageError
 
-# Largest `max`, `burst`, and starts a second.
+# Largest `max`, `burst`, and starts per second.
 MOST = 1_000_000
 # The fault of a limit without a node.
 MISSING = "it does not exist"
@@ -22,15 +22,15 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ShareHolder:
-    """The share of one process: what it holds, and how many it could use at once."""
+    """The share of one process: the permits that it holds, and that it could use at once."""
 
-    # Name of its worker node, or "client/" and the name of a component's node.
+    # Name of the process's worker node, or "client/" and the name of a component's node.
     worker: str
     held: int
     wants: int
 
 
-# In the order in which they are dealt permits.
+# Holders in the order in which they get permits.
 ShareHolders = tuple[ShareHolder, ...]
 
 
@@ -38,21 +38,22 @@ ShareHolders = tuple[ShareHolder, ...]
 class LimitNode:
     """A limit."""
 
-    # Permits in the whole fleet, None: any number.
+    # Permits in the whole fleet; None for any number.
     max: int | None = None
-    # Starts a second in the whole fleet, None: any number.
+    # Starts per second in the whole fleet; None for any number.
     rate: float | None = None
-    # Starts in any window of burst / rate seconds; the shares of a rate are its parts.
+    # Most starts in any window of burst / rate seconds. The shares of a rate are parts of the
+    # burst.
     burst: int = 1
     reason: str = ""
     permits: ShareHolders = ()
-    # The holders of `burst`.
+    # The holders of parts of `burst`.
     starts: ShareHolders = ()
-    # Other keys of the node, which are kept.
+    # Other keys of the node, which qdo keeps.
     extra: dict[str, Any] = field(default_factory=dict)
     # Why the node cannot be used, None if it can.
     fault: str | None = None
-    # These are the terms of `App.limit`; no operator has changed them.
+    # Whether the terms are those of `App.limit`, which no operator has changed.
     declared: bool = False
 
     @classmethod
@@ -76,7 +77,7 @@ class LimitNode:
 
     @property
     def workers(self) -> frozenset[str]:
-        """The processes that hold or want something."""
+        """The processes that hold or want permits or starts."""
         return frozenset(each.worker for each in (*self.permits, *self.starts))
 
     def held_by(self, workers: Collection[str]) -> LimitNode:
@@ -119,13 +120,13 @@ def checked_terms(max: Any, rate: Any, burst: Any = None) -> LimitNode:
 class DeclaredLimit:
     """The terms that an app declares for a limit."""
 
-    # A limit without holders.
+    # The declared terms, as a limit without holders.
     node: LimitNode
-    # Whether the coordinator has them, or those of an operator, or newer ones.
+    # Whether the coordinator has these terms, newer terms, or an operator's terms.
     is_told: bool = False
 
     def changed(self, before: LimitNode) -> LimitNode | None:
-        """Return the limit with these terms; None if they do not apply to it."""
+        """Return the limit with the declared terms; None if they do not apply to the limit."""
         mine = self.node
         is_missing = before.fault == MISSING
         if not is_missing and (self.is_told or not before.declared):
@@ -153,7 +154,7 @@ def is_count(value: Any, least: int) -> bool:
 
 
 def is_rate(value: Any) -> bool:
-    # Infinity and NaN are outside as well. An integer that no float can hold is only compared.
+    # The comparison also rejects infinity, NaN, and integers too large for a float.
     return type(value) in (int, float) and bool(1 / 86_400 <= value <= MOST)
 
 
@@ -168,7 +169,7 @@ def _holders(value: Any) -> ShareHolders:
 
 
 def rate_of(text: Any) -> float:
-    """Return the starts a second, from one a day to a million, of a rate such as "50/s".
+    """Return the starts per second, from one a day to a million, of a rate such as "50/s".
 
     :raises ValueError: the text is not such a rate.
     """
@@ -180,7 +181,7 @@ def rate_of(text: Any) -> float:
 
 
 def rate_text(rate: float) -> str:
-    """Return a rate in the unit in which it is at least one."""
+    """Return the text of a rate, in a unit in which the number is at least one."""
     for unit, seconds in SECONDS.items():
         if rate * seconds >= 0.9995 or unit == "h":
             return f"{round(rate * seconds, 3):g}/{unit}"

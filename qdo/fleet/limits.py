@@ -1,7 +1,7 @@
 """Set, delete and list the limits of an app.
 
 Calls raise NodeRefusedError if the account may not change a limit, and CoordinatorUnreachableError
-without an answer in time; a change may have taken effect then. `find_limit` and `delete_limit`
+after a timeout; a change may then have taken effect. `find_limit` and `delete_limit`
 raise LimitNotFoundError. `client` is None if the coordinator is a file that does not exist yet.
 """
 
@@ -23,23 +23,23 @@ from qdo.fleet.limit_node import MOST, LimitNode, default_burst, is_count, rate_
 from qdo.fleet.names import checked_name
 from qdo.text import did_you_mean
 
-# Workers of lower levels start jobs without permits.
+# Workers below this level start jobs without permits.
 LIMITS_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LimitWish:
-    """An operator's change of a limit; None leaves a value as it is."""
+    """An operator's change of a limit; None leaves a value unchanged."""
 
-    # "none" removes the number of permits.
+    # A number of permits, or "none" to remove the number.
     max: str | None = None
-    # Such as "50/s"; "none" removes the rate.
+    # A rate such as "50/s", or "none" to remove the rate.
     rate: str | None = None
     burst: str | None = None
     reason: str | None = None
 
     def applied(self, name: str, node: LimitNode) -> LimitNode:
-        """Return the changed limit; raise UsageError for values that are impossible or missing."""
+        """Return the changed limit; raise UsageError for impossible or missing values."""
         most = node.max
         rate = node.rate
         burst = node.burst
@@ -89,7 +89,7 @@ def _rate(name: str, text: str) -> float:
 def plan_limit(
     client: Client | None, layout: Layout, name: str, wish: LimitWish
 ) -> tuple[LimitNode | None, LimitNode]:
-    """Return the present limit, None without one, and the limit that `set_limit` makes.
+    """Return the present limit, or None, and the limit that `set_limit` makes.
 
     Raise RejectedError if a worker is too old for limits.
     """
@@ -141,7 +141,7 @@ def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:
 
 
 def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") -> None:
-    """Delete a limit: the queues of its jobs wait until there is one of this name again."""
+    """Delete a limit; the queues of its jobs wait until a limit with this name exists again."""
     find_limit(client, layout, name)
     path = layout.fleet.limit(name)
     with AuditTrail(client, layout, "limits delete", reason).change(name) as entry:
@@ -156,10 +156,10 @@ def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") ->
 
 
 def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
-    """Return the limits by name, without the shares of processes that are gone."""
+    """Return the limits by name, without the shares of departed processes."""
     names = names_below(client, layout.fleet.limits)
     nodes = read_nodes(client, [layout.fleet.limit(name) for name in names])
-    # List them after the limits were read: a process has a node before it holds anything.
+    # List processes after the read of the limits: a process has a node before it holds a share.
     clients = names_below(client, clients_of(layout.root))
     alive = {*names_below(client, layout.workers), *(f"client/{name}" for name in clients)}
     return {

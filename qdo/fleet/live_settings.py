@@ -1,8 +1,7 @@
 """Read and change the live settings of an app; see `settings_machine`.
 
-Calls raise NodeRefusedError if the account may not read or write them,
-CoordinatorUnreachableError without an answer in time, and LiveSettingsUnreadableError if a node was
-damaged.
+Calls raise NodeRefusedError if the account may not read or write the live settings,
+CoordinatorUnreachableError after a timeout, and LiveSettingsUnreadableError for a damaged node.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from qdo.text import join_some
 
 NAMES_SHOWN = 5
 
-# Returns the text to propose, from the present node.
+# Returns the proposed text, from the present node.
 Edit = Callable[[SettingsNode], str]
 
 
@@ -44,19 +43,19 @@ class WorkerAnswer:
     """A worker's answer about live settings."""
 
     worker: str
-    # None: its version of qdo has no live settings, or it has not published any.
+    # None if the worker's version of qdo has no live settings, or if it has published no report.
     report: SettingsReport | None
-    # The settings that it sets itself, and where.
+    # The settings that the worker sets itself, each with its source.
     pins: Mapping[str, str]
 
     def judges(self, version: SettingsVersion) -> bool:
-        """Return whether it has accepted or refused a version."""
+        """Return whether the worker has accepted or refused a version."""
         return self.report is not None and version.id in (self.report.accepts, self.report.refuses)
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """A version that was put into force; it took `seconds` until all workers but `late` used it."""
+    """A version in force; after `seconds`, all workers except `late` used it."""
 
     version: SettingsVersion
     before: SettingsVersion | None
@@ -70,12 +69,12 @@ def version_path(layout: Layout, number: int) -> str:
 
 
 def read_settings(client: Client, layout: Layout, *, damaged: bool = False) -> SettingsNode:
-    """Return the live settings; with `damaged`, also a damaged node, with its `fault`."""
+    """Return the live settings; with `damaged`, return even a damaged node, with its `fault`."""
     return _parsed(read(client, layout.fleet.settings), damaged)
 
 
 def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion:
-    """Return a version that is or was in force; raise NotFoundError without one."""
+    """Return a present or former version in force; raise NotFoundError if it does not exist."""
     node = read(client, version_path(layout, number))
     if not isinstance(node, NodeRead):
         raise NotFoundError(what="version of the live settings", name=str(number))
@@ -83,7 +82,7 @@ def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion
 
 
 def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVersion]:
-    """Return the newest versions that are or were in force, newest first; damaged ones too."""
+    """Return the newest present and former versions, newest first, including damaged ones."""
     folder = layout.fleet.settings
     names = filter(is_version_name, names_below(client, folder))
     paths = [f"{folder}/{name}" for name in sorted(names, reverse=True)[:limit]]
@@ -124,12 +123,12 @@ def change_settings(
 ) -> SettingsChange | None:
     """Propose live settings, and put them into force once every worker accepts them.
 
-    Return None if nothing changes. Raise as `propose`, `wait_accepted` and `put_into_force`.
+    Return None if nothing changes. Raise the errors of `propose`, `wait_accepted` and
+    `put_into_force`. For `edit` and `damaged`, see `propose`.
 
-    :param edit: see `propose`, which also has `damaged`.
-    :param timeout_seconds: how long the workers may take to answer, and then to use them.
-    :param force: put them into force although workers refuse them or do not answer: these workers
-        keep their settings.
+    :param timeout_seconds: how long workers may take to answer, and then to use the settings.
+    :param force: put the settings into force even if workers refuse them or do not answer; these
+        workers keep their settings.
     """
     began = clock()
     proposal = propose(client, layout, edit, why, damaged=damaged)
@@ -157,10 +156,11 @@ def propose(
 ) -> SettingsVersion | None:
     """Propose live settings to all workers; return None if the text is already in force.
 
-    A former proposal is replaced. Raise LiveSettingsSizeError if the text is too long.
+    The proposal replaces a former proposal. Raise LiveSettingsSizeError if the text is too long.
 
-    :param edit: may raise, and is called again if another operator changes the settings meanwhile.
-    :param damaged: whether an unreadable node is replaced.
+    :param edit: returns the text; called again after a concurrent change by another operator. It
+        may raise.
+    :param damaged: whether to replace an unreadable node.
     """
     path = layout.fleet.settings
     id = uuid.uuid4().hex
@@ -187,17 +187,17 @@ def propose(
 def wait_accepted(
     client: Client, layout: Layout, proposal: SettingsVersion, timeout_seconds: float
 ) -> list[WorkerAnswer]:
-    """Wait until every worker that is registered now has accepted a proposal, or is gone.
+    """Wait until every presently registered worker has accepted a proposal, or is gone.
 
-    Raise SettingsRefusedError if a worker refuses it, SettingsUnansweredError if not all answer in
-    time, LiveSettingsReplacedError if another proposal replaced it.
+    Raise SettingsRefusedError if a worker refuses the proposal, SettingsUnansweredError if a worker
+    does not answer in time, and LiveSettingsReplacedError if another proposal replaced it.
     """
     asked: list[WorkerAnswer] = []
     late: list[WorkerAnswer] = []
     listed: set[str] | None = None
     for _ in polls(timeout_seconds):
         answers = read_answers(client, layout)
-        # List them after the proposal was written: later workers read it by themselves.
+        # List workers after the write of the proposal, because later workers read it themselves.
         listed = {each.worker for each in answers} if listed is None else listed
         asked = [each for each in answers if each.worker in listed]
         for each in asked:
@@ -218,7 +218,7 @@ def wait_accepted(
 def put_into_force(
     client: Client, layout: Layout, proposal: SettingsVersion, trail: AuditTrail
 ) -> SettingsVersion | None:
-    """Put a proposal into force, with an entry in the action log; return the version before.
+    """Put a proposal into force, with an entry in the action log; return the former version.
 
     Raise LiveSettingsReplacedError if another proposal replaced it.
     """
@@ -264,7 +264,7 @@ def withdraw(client: Client, layout: Layout, proposal: SettingsVersion) -> None:
 def wait_in_use(
     client: Client, layout: Layout, number: int, workers: Iterable[str], timeout_seconds: float
 ) -> list[str]:
-    """Wait until workers use a version, or a later one; return those that do not in time."""
+    """Wait until workers use a version or a later one; return the workers that are late."""
     wanted = set(workers)
     late: list[str] = []
     for _ in polls(timeout_seconds):
@@ -287,8 +287,8 @@ def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
 
 def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
     """Return the number of the next version, after all kept ones."""
-    # A node that was written by hand may have a lower number than a kept version. The next change
-    # could never create its version then.
+    # If an operator wrote the node by hand, it may have a lower number than a kept version. Then
+    # the next change could never create its version.
     names = names_below(client, layout.fleet.settings)
     kept = max((int(name) for name in names if is_version_name(name)), default=0)
     return 1 + max(node.number, kept)

@@ -1,20 +1,21 @@
 """One contender for a lock. A machine without I/O.
 
 A contender is an ephemeral sequential node ``x-<id>-<number>``, or ``s-<id>-<number>`` for a shared
-lock. An exclusive one waits for the next smaller contender of any kind, a shared one for the next
-smaller exclusive one. Numbers only grow, so no later contender comes first, and each one watches
-one node only. Contenders acquire the lock in creation order, so none starves.
+lock. An exclusive contender waits for the next smaller contender of any kind. A shared contender
+waits for the next smaller exclusive contender. Numbers only grow, so no later contender overtakes,
+and each contender watches only one node. Contenders acquire the lock in creation order, so none
+starves.
 
-The fence is the zxid of the contender's creation. Holders of an exclusive lock come in that order.
+The fence is the zxid of the contender's creation. It grows with each holder of an exclusive lock.
 
-A contender that gives up deletes its node, behind a barrier if its creation was not answered. So
-a node of a caller that has left cannot get the lock later.
+A contender that gives up deletes its node. If its creation got no answer, it first sends a barrier.
+So the node of a departed caller cannot get the lock later.
 
 The leader deletes the folder of a lock after an hour without a contender. A contender without a
-folder makes it in the request before its node: a caller that made it first, and waited for the
-answer, could lose it again in between, as often as folders are deleted. Numbers then begin at 0
-again, which is safe: the folder was empty. Fences still grow. Where the folder cannot be made, the
-contender leaves; its caller makes all folders above and another contender.
+folder creates the folder in the request right before its node. If it waited for the answer, the
+leader could delete the folder again in between. In a new folder, numbers begin at 0 again, which is
+safe because the old folder was empty. Fences still grow. If the contender cannot create the folder,
+it leaves. Its caller then creates all folders above and another contender.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class Contender:
 
 
 class LockContender(Registration):
-    """Waits for a lock, holds it, and gives it up.
+    """Waits for a lock, holds it, and releases it.
 
-    :ivar fence: 0 before it holds the lock.
-    :ivar left: whether it has no node, and will have none.
-    :ivar homeless: whether it has left because the lock has no folder, and cannot get one.
-    :ivar ahead: data of the contender that this one waits for, b"" if it waits for none.
+    :ivar fence: the fence of the holder; 0 before the contender holds the lock.
+    :ivar left: whether the contender has no node, and will never have one.
+    :ivar homeless: whether it has left because the lock's folder does not exist and cannot be made.
+    :ivar ahead: data of the contender that this contender waits for; b"" if it waits for none.
     :param id: eight hexadecimal digits that no other contender has.
-    :param on_change: called when it holds the lock, when it knows the contender ahead, when it is
-        refused, and when it has left.
+    :param on_change: called when the contender holds the lock, knows the contender ahead, is
+        refused, or has left.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class LockContender(Registration):
 
     def _create(self) -> None:
         if self._leaving:
-            self._gone()  # behind the barrier: no creation of this contender can follow
+            self._gone()  # after the barrier, no creation of this contender can follow
         else:
             super()._create()
 
@@ -144,7 +145,7 @@ class LockContender(Registration):
             self._delete()
         elif not self.fence and self.path is not None:
             if not self._zxid:
-                # Send it together with the next request: this saves a round trip.
+                # Send this request together with the next one, to save a round trip.
                 self.ask(m.Stat(self.path), self._own_read)
             self.ask(m.Children(self._folder), self._surveyed)
 
@@ -152,7 +153,7 @@ class LockContender(Registration):
         if not isinstance(answer, m.ChildrenRead) or self.path is None or self._leaving:
             return
         own = Contender.parse(self.path.rpartition("/")[2])
-        # Nodes of other programs are not contenders.
+        # Ignore nodes of other programs, which are not contenders.
         contenders = filter(None, map(Contender.parse, answer.names))
         before = [each for each in contenders if own is not None and own.waits_for(each)]
         if before:

@@ -32,15 +32,16 @@ from qdo.fleet.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
-# How long a release waits for its answer. Without one it is repeated in the background.
+# How long a release waits for its answer. After that, it continues in the background.
 RELEASE_SECONDS = 5.0
 MAX_REASON_CHARACTERS = 200
 
 
 class HeldLock:
-    """A lock that this process holds, or has lost.
+    """A lock that this process holds or has lost.
 
-    :ivar fence: grows with every holder of the lock; pass it to systems that can compare it.
+    :ivar fence: a number that grows with every holder of the lock; pass it to systems that can
+        compare fences.
     """
 
     def __init__(self, name: str, fence: int, is_valid: Callable[[], bool]) -> None:
@@ -54,16 +55,16 @@ class HeldLock:
         return self._is_valid()
 
     def check(self) -> None:
-        """Raise LockLostError unless the lock is certainly held; it costs a clock call."""
+        """Raise LockLostError unless this process certainly holds the lock; costs a clock call."""
         if not self.valid:
             raise LockLostError(name=self.name)
 
 
 class Section(HeldLock):
-    """Queues paused in the whole fleet, while this process lives.
+    """A pause of queues in the whole fleet, while this process lives.
 
     :ivar name: the globs of the queues.
-    :param is_ended: returns whether an operator has ended it.
+    :param is_ended: returns whether an operator has ended the section.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Section(HeldLock):
         self._is_ended = is_ended
 
     def check(self) -> None:
-        """Raise SectionLostError unless the queues are certainly paused; costs a clock call."""
+        """Raise SectionLostError unless the queues are certainly paused; costs one clock call."""
         if not self.valid:
             reason = "the coordinator may have ended the session"
             if self._is_ended():
@@ -91,20 +92,20 @@ class LockService(Protocol):
     permits: PermitService
 
     def register(self, over: Any, timeout_seconds: float) -> None:
-        """Wait until this process has a node; set the event `over` when its session is over."""
+        """Wait until this process has a node; set the event `over` at the end of its session."""
 
     def pause(
         self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
-        """Return a section once it is in force, and the function that ends it.
+        """Wait until a section is in force; return the section and the function that ends it.
 
-        :raises PauseNotObeyedError: it is not in force in time, and was ended.
+        :raises PauseNotObeyedError: the section was not in force in time, and has been ended.
         """
 
     def acquire(
         self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Return a lock and the function that releases it; raise LockTimeoutError."""
+        """Return a lock and the function that releases it, or raise LockTimeoutError."""
 
 
 @contextmanager
@@ -148,10 +149,10 @@ class CoordinatorLocks:
 
     Calls raise NodeRefusedError if the account may not take a lock or pause queues.
 
-    :param writer: name of this process in `qdo locks`.
+    :param writer: the name of this process in `qdo locks`.
     """
 
-    # See `qdo.operators.OperatorService`: its calls use this connection.
+    # The calls of `qdo.operators.OperatorService` use this connection.
     operators = None
 
     def __init__(
@@ -188,7 +189,7 @@ class CoordinatorLocks:
             held = self._wait(waiter, name, timeout_seconds, deadline)
             if held is not None:
                 return held, waiter.release
-            # The contender could not make the folders above the lock: this app is new.
+            # The app is new, so the contender could not create the folders above the lock.
             make_folder(self.connection.client, folder)
 
     def _wait(
@@ -247,7 +248,7 @@ class CoordinatorLocks:
 
         lifted = "it is lifted again"
         try:
-            # It may be written even if this call fails: the answer was lost, or the job stopped.
+            # The pause may exist even if this call fails, after a lost answer or a stopped job.
             zxid = add_pause(client, self.layout, pause, record=record)
             wait_in_force(client, self.layout, pause, zxid, timeout_seconds, on_wait, lifted)
         except BaseException:
@@ -282,7 +283,7 @@ class _Waiter:
 
     def wait_held(self, deadline: float | None) -> None:
         """Wait until the contender holds the lock, or has ended."""
-        # Even with a timeout of 0, it takes a moment to learn whether another contender is ahead.
+        # Even with a timeout of 0, wait a moment to learn whether another contender is ahead.
         placed = None if deadline is None else max(deadline, clock() + TRY_SECONDS)
         self._connection.add(self.contender)
         while True:
@@ -303,7 +304,7 @@ class _Waiter:
         deadline = clock() + RELEASE_SECONDS
         while not (self.contender.left or self.contender.refusal or self._connection.over):
             if clock() >= deadline:
-                return  # the machine goes on until its node is gone
+                return  # the machine continues until its node is gone
             self._changed.wait(deadline - clock())
             self._changed.clear()
         self._connection.remove(self.contender)

@@ -1,4 +1,4 @@
-"""Names of things that the processes of an app share, matching globs, and the writer's name."""
+"""Check the names that the processes of an app share, match globs, and name the writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdo.errors import SharedNameError
 from qdo.queues import QueueFilter, name_error
 
 _TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
-# Longer globs count as overlapping: comparing them takes time that grows with the square.
+# Longer globs count as overlapping, because a comparison takes quadratic time.
 _MOST_CHARACTERS = 400
 
 
@@ -35,11 +35,11 @@ def writer() -> str:
 
 
 def match_everything(globs: Iterable[str], names: Collection[str]) -> bool:
-    """Return whether these globs together match every one of the known queues."""
+    """Return whether these globs together match all known queues."""
     patterns = tuple(globs)
     if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in patterns):
         return True  # "*" or "?*"
-    # A glob that matches the only queue is meant for this queue.
+    # If only one queue exists, a glob that matches it means only this queue.
     return len(names) > 1 and all(map(QueueFilter(patterns).matcher(), names))
 
 
@@ -74,6 +74,6 @@ def exactly(name: str) -> str:
 
 
 def only_name(glob: str) -> str | None:
-    """Return the name that a glob stands for, such as "a*" for "a[*]", None if it has wildcards."""
+    """Return the only name that a glob matches, as "a*" for "a[*]"; None if it has wildcards."""
     name = re.sub(r"\[([*?[])\]", r"\1", glob)
     return name if exactly(name) == glob else None

@@ -1,6 +1,6 @@
-"""Which worker owns a queue, for those who ask it something.
+"""Find the worker that owns a queue, for processes that send it requests.
 
-The answer is derived from two nodes, the queue's and the worker's, so no write records it.
+The answer comes from two nodes, the queue's and the worker's, and needs no further record.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 class Owner:
     """The worker that owns a queue.
 
-    It may have stopped, or lost the queue, since: a process that is asked checks what it owns.
+    The worker may have stopped or lost the queue since. So a process that gets a request checks
+    that it owns the queue.
 
-    :ivar worker: name of its node.
-    :ivar process: its host, process and parent process, for people.
-    :ivar zone: its setting `zone`.
-    :ivar address: its setting `address`, where it answers.
+    :ivar worker: name of the worker's node.
+    :ivar process: host, process and parent process of the worker, for people to read.
+    :ivar zone: the worker's setting `zone`.
+    :ivar address: the worker's setting `address`, at which it answers.
     """
 
     queue: str
@@ -34,7 +35,7 @@ class Owner:
 
 
 def find_owner(client: Client, layout: Layout, queue: str) -> Owner | None:
-    """Return the owner of a queue; None without one, or if its worker is gone."""
+    """Return the owner of a queue; None without an owner, or if the owner is gone."""
     for node in read_nodes(client, [layout.queue(queue)]):
         worker = QueueNode.parse(node.data, node.refused).owner
         for found in read_nodes(client, [layout.worker(worker)] if worker else []):

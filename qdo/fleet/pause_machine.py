@@ -1,18 +1,18 @@
 """Obey the pauses of the fleet: paused queues in the node `holds`. Machines without I/O.
 
 1.  An operator or a section writes the pause into the node `holds`, and *then* lists the workers.
-2.  A worker reads that node after every registration, before it starts anything. So a worker that
+2.  A worker reads that node after every registration, before it starts a message. So a worker that
     registers after the listing knows the pause. The worker watches the node, and reads it again
-    after every reconnection. From then on it starts no message of matching queues.
+    after every reconnection. After a read, it starts no message of matching queues.
 3.  When no message of a paused queue is in flight any more, the worker acknowledges: it writes the
-    mzxid of the node that it obeys into its own node. Versions would not do: those of a node that
-    is deleted and created again begin at 0.
+    mzxid of the node `holds` into its own node. It cannot use the version, because the versions
+    of a recreated node begin at 0.
 4.  The pause is in force once every listed worker has acknowledged it, or is gone.
 5.  A pause ends when it is removed from the node. A pause that names the node of its maker also
     ends when that node is gone. Numbers of such nodes are never used again, so gone is forever.
 
-Only the leader removes expired pauses: one clock decides. Without a leader they last longer, which
-is safe. An unreadable node changes nothing: the last readable pauses stay in force.
+Only the leader removes expired pauses, so one clock decides. Without a leader, pauses last longer,
+which is safe. If the node is unreadable, the last readable pauses stay in force.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
 _log = logging.getLogger(__name__)
 
-# Every worker compares every queue with all of them.
+# Most pauses, because every worker compares every queue with all pauses.
 MAX_PAUSES = 100
 MAX_REASON_CHARACTERS = 500
-# Largest node: twice the size of `MAX_PAUSES` ordinary pauses.
+# Most bytes of the node: twice the size of `MAX_PAUSES` ordinary pauses.
 MAX_BYTES = 64 * 1024
-# Time between checks whether messages of paused queues have ended, while there are any.
+# While messages of paused queues run, time between checks whether they have ended.
 LOOK_SECONDS = 0.01
-# Time between the leader's checks for expired pauses, while there are any.
+# While the node has pauses, time between the leader's checks for expired pauses.
 CLEAN_SECONDS = 1.0
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
@@ -49,13 +49,14 @@ class Pause:
     id: str
     queues: tuple[str, ...]
     why: str = ""
-    # User and host of its maker.
+    # User and host of the pause's maker.
     who: str = ""
-    # Unix time by the clock of its maker, as is `until`; None for no end.
+    # Unix time of the start by the maker's clock. `until` is the end on this clock; None for no
+    # end.
     at: float = 0.0
     until: float | None = None
-    # Path of the ephemeral node of its maker; the pause ends with this node. "" for a pause, which
-    # needs no process.
+    # Path of the ephemeral node of the section's maker, with which the section ends. "" for an
+    # operator's pause, which needs no process.
     by: str = ""
 
     def is_over(self, now: float) -> bool:
@@ -67,14 +68,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class PauseNode:
-    """The value of the node: pauses in the order of their creation, none in a node with a fault."""
+    """The value of the node: pauses in the order of creation; none in a node with a fault."""
 
     pauses: tuple[Pause, ...] = ()
     fault: str | None = None
 
     @classmethod
     def parse(cls, data: bytes | None) -> PauseNode:
-        """Parse a node. One bad pause makes the whole node unreadable."""
+        """Parse a node; one bad pause makes the whole node unreadable."""
         if data is not None and len(data) > MAX_BYTES:
             return cls(fault=f"it must have at most {MAX_BYTES} bytes, got {len(data)}")
         value, fault = load(data)
@@ -139,7 +140,7 @@ def pauses_of(queue: str, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
 
 
 class StandstillGate(Protocol):
-    """Lets queues of this worker stand still."""
+    """Pauses queues of this worker."""
 
     def apply(self, pauses: Sequence[Pause]) -> None:
         """Start no message of queues that match these pauses; let all others continue."""
@@ -150,7 +151,7 @@ class StandstillGate(Protocol):
 class PauseWatch(m.Machine):
     """Reads the pauses, passes them to the gate and acknowledges them.
 
-    :param acknowledge: writes a mzxid into the worker's own node.
+    :param acknowledge: a function that writes an mzxid into the worker's own node.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class PauseWatch(m.Machine):
         self._node = node
         self._version = answer.version if isinstance(answer, m.NodeRead) and not fault else -1
         self._apply()
-        # An empty node needs no acknowledgment: no operator waits for it.
+        # An empty node needs no acknowledgment, because no operator waits for it.
         if isinstance(answer, m.NodeRead) and fault is None and node.pauses:
             self._unacknowledged = answer.mzxid
         for maker in {pause.by for pause in node.pauses if pause.by} - self._gone:
@@ -241,7 +242,7 @@ class PauseWatch(m.Machine):
 
     def _apply(self) -> None:
         pauses = self._node.pauses
-        # The leader may take a second to remove those whose makers are gone.
+        # Leave out pauses whose makers are gone; the leader may take a second to remove them.
         self._gone &= {pause.by for pause in pauses}
         self._gate.apply([pause for pause in pauses if pause.by not in self._gone])
         now = self._clock()
@@ -275,7 +276,7 @@ class PauseWatch(m.Machine):
         pauses = self._node.pauses
         now = self._wall()
         over = [pause for pause in pauses if pause.by in self._gone or pause.is_over(now)]
-        # A node that is missing or unreadable has no version, and nothing to remove.
+        # A missing or unreadable node has no version, and no pauses to remove.
         if over and self._version >= 0:
             self._cleaning = True
             remaining = PauseNode(tuple(pause for pause in pauses if pause not in over))
@@ -283,7 +284,7 @@ class PauseWatch(m.Machine):
             self.ask(m.Commit((write,)), partial(self._cleaned, over))
 
     def _cleaned(self, over: Sequence[Pause], answer: m.Response) -> None:
-        # After a change the watch leads to another read.
+        # After a conflicting change, the watch causes another read.
         self._cleaning = False
         for pause in over:
             _log.info("pause %s of %s has ended", pause.id, " ".join(pause.queues))
@@ -292,7 +293,7 @@ class PauseWatch(m.Machine):
 class SectionWatch(m.Machine):
     """Tells the maker of a section that an operator has ended it.
 
-    :ivar ended: whether the node no longer has the section. It never becomes False again.
+    :ivar ended: whether the node no longer has the section; never False again once True.
     """
 
     def __init__(self, path: str, id: str) -> None:
@@ -315,6 +316,6 @@ class SectionWatch(m.Machine):
         if isinstance(answer, m.NodeMissing):
             self.ended = True
         elif isinstance(answer, m.NodeRead):
-            # Workers still obey the pauses that they read before a node became unreadable.
+            # Workers still obey the pauses that they read before the node became unreadable.
             node = PauseNode.parse(answer.data)
             self.ended = node.fault is None and all(pause.id != self._id for pause in node.pauses)

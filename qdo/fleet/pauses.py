@@ -1,12 +1,11 @@
-"""Pauses: queues paused in the whole fleet, for a reason.
+"""Pause queues in the whole fleet, for a reason.
 
-The pause of an operator lasts until a time, or until an operator resumes the queues. A *section* is
-a pause that lasts as long as its process. `pause_machine` has the part of the workers.
+An operator's pause lasts until a set time, or until an operator resumes the queues. A *section* is
+a pause that lasts as long as its process. `pause_machine` is the workers' side.
 
 Calls raise NodeRefusedError if the account may not read or change pauses, and
-CoordinatorUnreachableError without an answer in time; a change may have taken effect then. `record`
-makes the entry of the change in the action log. `by` is the operator, if it is not the user of this
-process.
+CoordinatorUnreachableError after a timeout; a change may then have taken effect. `record` makes the
+change's entry in the action log. `by` is the operator, if other than the user of this process.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, QueueFilter, is_pa
 from qdo.system.clock import polls
 from qdo.text import join_some
 
-# Makes an entry in the action log, from pauses before and after a change.
+# Makes an entry for the action log, from the pauses before and after a change.
 Record = Callable[[Sequence[Pause], Sequence[Pause]], CreateOp]
-# A longer wait is reported.
+# Longest wait without a report.
 _REPORT_SECONDS = 0.4
 NAMES_SHOWN = 5
 
@@ -55,7 +54,7 @@ class PausesRead:
     node: PauseNode
     # Place of the last change in the coordinator's total order.
     zxid: int
-    # By worker, the place up to which it obeys.
+    # By worker, the place of the last change that the worker obeys.
     obeyed: dict[str, int]
 
 
@@ -64,7 +63,7 @@ def new_pause(
 ) -> Pause:
     """Return a pause that is not in force yet; raise UsageError if a value is not valid.
 
-    :param seconds: how long it lasts; None for no end.
+    :param seconds: the duration of the pause; None for no end.
     """
     globs = tuple(dict.fromkeys(queues))
     if not globs:
@@ -85,14 +84,14 @@ def new_pause(
 
 
 def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
-    """Raise NotFoundError for a glob that matches no queue: it is probably a mistake."""
+    """Raise NotFoundError for a glob that matches no queue and is probably a mistake."""
     for glob in globs:
         if not any(map(QueueFilter((glob,)).matcher(), names)):
             raise NotFoundError(what="queue that matches", name=glob)
 
 
 def read_pauses(client: Client, layout: Layout) -> PausesRead:
-    """Return the pauses in force, and up to where each worker obeys."""
+    """Return the pauses in force, and the last change that each worker obeys."""
     answer = read(client, layout.fleet.holds)
     obeyed = _obeyed(client, layout, list_workers(client, layout))
     if isinstance(answer, NodeRead):
@@ -102,7 +101,7 @@ def read_pauses(client: Client, layout: Layout) -> PausesRead:
 
 
 def in_force(client: Client, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
-    """Return the pauses whose makers live; without a leader the others stay in the node."""
+    """Return the pauses whose makers live; without a leader, the node may have others."""
     present = tuple(pauses)
     makers = sorted({pause.by for pause in present if pause.by})
     alive = {"", *(node.path for node in read_nodes(client, makers))}
@@ -110,10 +109,10 @@ def in_force(client: Client, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
 
 
 def add_pause(client: Client, layout: Layout, pause: Pause, *, record: Record | None = None) -> int:
-    """Write a pause; return its place in the coordinator's total order, see `wait_in_force`.
+    """Write a pause; return its place in the coordinator's total order for `wait_in_force`.
 
-    Raise PausesUnreadableError if the present pauses cannot be read, RejectedError if there are too
-    many.
+    Raise PausesUnreadableError if the present pauses cannot be read, and RejectedError if the node
+    already has too many pauses.
     """
     path = layout.fleet.holds
     mine = pause.id.encode()
@@ -150,7 +149,7 @@ def end_pauses(
 def resume_globs(
     client: Client, layout: Layout, globs: Iterable[str], *, record: Record | None = None
 ) -> list[Pause]:
-    """Remove globs from all pauses, and end pauses without globs; return the changed ones."""
+    """Remove globs from all pauses, and end pauses without globs; return changed pauses."""
     ended = set(globs)
 
     def without(pause: Pause) -> Pause | None:
@@ -186,15 +185,15 @@ def wait_in_force(
     on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     consequence: str = "it stays in force for all others; end it with `qdo resume --id {id}`",
 ) -> int:
-    """Wait until no message of its queues runs, and no earlier section pauses one of them.
+    """Wait until no message of the paused queues runs and no earlier section pauses these queues.
 
-    Return the number of workers that had to obey. Raise PauseNotObeyedError if they do not in time,
-    SectionLostError if an operator ended this section.
+    Return the number of workers that had to obey. Raise PauseNotObeyedError if a worker does not
+    obey in time, and SectionLostError if an operator ended this section.
 
     :param zxid: the place that `add_pause` returned.
-    :param on_wait: called with the names of the remaining workers, when they change.
+    :param on_wait: called with the names of the remaining workers after each change.
     """
-    # List them after the pause was written: later workers read it before they start anything.
+    # List workers after the write of the pause: later workers read it before they start a message.
     waiting = listed = list_workers(client, layout)
     names: Sequence[str] = ()
     reported: Sequence[str] = ()
@@ -248,7 +247,7 @@ def _edit(
         after = [edit(pause) for pause in before]
         different = [pause for pause, new in zip(before, after, strict=True) if new != pause]
         if not different:
-            return None  # a repetition whose first try took effect: keep its result
+            return None  # the first try of this retry took effect, so keep its result
         changed[:] = different
         kept = [pause for pause in after if pause is not None]
         return [*_writing(layout.fleet.holds, node, kept), *_recorded(record, different, kept)]
@@ -279,7 +278,7 @@ def _writing(path: str, node: Node, pauses: Iterable[Pause]) -> list[Op]:
 
 
 def pause_queues(client: Client, layout: Layout, pause: Pause, by: str = "") -> int:
-    """Start a pause, with an entry in the action log; return its place, see `add_pause`."""
+    """Start a pause, with an entry in the action log; return its place as `add_pause` does."""
     with recorded(client, layout, "pause", pause.queues, pause.why, by) as record:
         return add_pause(client, layout, pause, record=record)
 
@@ -294,9 +293,9 @@ def resume_pause(client: Client, layout: Layout, id: str, reason: str, by: str =
 
 
 def chosen(found: PauseNode, globs: Sequence[str], id: str | None = None) -> list[Pause]:
-    """Return the pauses that end, or that lose one of these globs; all without globs and id.
+    """Return pauses with this id or one of these globs; all pauses if neither is given.
 
-    Raise NotFoundError if there is no such pause, or no pause has one of these globs.
+    Raise NotFoundError if no pause has the id, or no pause has one of the globs.
     """
     if not globs and id is None:
         return list(found.pauses)

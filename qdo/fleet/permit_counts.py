@@ -1,6 +1,6 @@
-"""The part of a limit that one process may use: permits, and starts at a rate. Counts, without I/O.
+"""Count one process's share of a limit: permits, and starts at a rate. Without I/O.
 
-Each belongs to one registration. At most `cap` may be in use; the node has at least `held`.
+Each count belongs to one registration. At most `cap` may be in use. The node has at least `held`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from itertools import repeat
 
 from qdo.fleet.limit_node import MOST, ShareHolder
 
-# A window, but for rounding.
+# Length of a window, reduced for rounding.
 FULL = 1 - 1e-9
 
 
 def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
-    """Return how many permits each process should hold: max-min fair.
+    """Return the max-min fair number of permits for each process.
 
-    As if permits were dealt one at a time, in this order, to the processes that want more.
+    The result is as if permits were dealt one by one, in this order, to processes that want more.
     """
     dealt = [0] * len(holders)
     open_ = [index for index, each in enumerate(holders) if each.wants > 0]
@@ -36,13 +36,13 @@ def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
 class PermitCount:
     """The permits of one process.
 
-    :ivar held: the share of the last acknowledged write.
-    :ivar cap: most in use; lowered at once, raised by acknowledged writes only.
-    :ivar got_at: when `held` became more than 0.
-    :ivar used: whether one was taken since then.
+    :ivar held: the share in the last acknowledged write.
+    :ivar cap: the most permits in use; lowered at once, raised only by acknowledged writes.
+    :ivar got_at: the time at which `held` became more than 0.
+    :ivar used: whether a caller has taken a permit since `got_at`.
     :ivar peak: the highest demand since `peak_since`.
-    :ivar interrupt: called before less may be used: an engine may start messages without asking
-        for each, and counts them afterwards.
+    :ivar interrupt: called before fewer may be used, because an engine may start messages and
+        count them afterwards.
     """
 
     def __init__(self) -> None:
@@ -64,16 +64,16 @@ class PermitCount:
         self.in_use -= 1
 
     def less_at(self, now: float) -> float:
-        """Return when less is in use although no caller returns one, `inf` for never."""
+        """Return when fewer are in use without a return by a caller; `inf` for never."""
         return float("inf")
 
     @property
     def occupied(self) -> int:
-        """The number that cannot be given up before callers return it."""
+        """The number of permits that the process cannot give up before callers return them."""
         return self.in_use
 
     def demand(self, now: float) -> int:
-        """Return the number that could be used at once."""
+        """Return the number of permits that the process could use at once."""
         return min(self.in_use + self.waiting, MOST)
 
     def wanted(self, now: float) -> int:
@@ -99,13 +99,13 @@ class PermitCount:
 
 
 class StartCount(PermitCount):
-    """Starts: a share of a rate.
+    """The starts of one process, as a share of a rate.
 
     Each unit of the burst serves one start in a window of burst / rate seconds, as if a start held
-    a permit for that time. So the fleet starts at most the burst in any window, and a unit that
-    moves can be used at once.
+    a permit for that time. So the fleet starts at most the burst in any window, and another
+    process can use a moved unit at once.
 
-    :ivar unit_rate: starts a second of each unit; a window is the time between two of them.
+    :ivar unit_rate: starts per second of each unit; a window is the time between two starts.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class StartCount(PermitCount):
 
     def _count(self, now: float) -> None:
         """Forget the starts before the window that ends now."""
-        self.interrupt()  # the engine may have started messages that are not counted yet
+        self.interrupt()  # the engine may have started messages without counting them yet
         self._at = now
         started = self._started
         since = now - self.window_seconds * FULL
@@ -154,18 +154,18 @@ class StartCount(PermitCount):
         return self.in_use + count <= self.cap
 
     def take_more(self, count: int, now: float) -> None:
-        """Count starts that were covered; they may have been some time ago."""
+        """Count starts that `covers` allowed, possibly some time ago."""
         if not self.unlimited:
             self._started.extend(repeat(now, count))
             self._count(now)
 
     def give_back(self) -> None:
-        """Do nothing: a start cannot be undone."""
+        """Do nothing, because a start cannot be undone."""
 
     def refund(self) -> None:
-        """Forget a start whose message did not start."""
+        """Forget a counted start whose message did not start."""
         if self._started:
-            self._started.popleft()  # the oldest one: this lets none start too early
+            self._started.popleft()  # forget the oldest start, so that no other starts too early
             self.in_use = len(self._started)
 
     def next_at(self, now: float) -> float:
@@ -173,7 +173,7 @@ class StartCount(PermitCount):
         excess = self.in_use - self.cap
         if excess < 0:
             return now
-        # The cap may have been lowered below the number in use: then several must leave the window.
+        # If the cap fell below the number in use, several starts must leave the window.
         return self._started[excess] + self.window_seconds if self.cap else float("inf")
 
     def less_at(self, now: float) -> float:
@@ -182,5 +182,6 @@ class StartCount(PermitCount):
 
     def demand(self, now: float) -> int:
         self._count(now)
-        # A share grows by doubling: one by one, the share of a fast rate would take seconds.
+        # Let a share grow by doubling. In steps of one, the share of a fast rate would take
+        # seconds.
         return min(self.in_use + (self.waiting + self.cap if self.waiting else 0), MOST)

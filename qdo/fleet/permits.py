@@ -1,7 +1,7 @@
-"""Permits of limits outside of jobs: scripts, web servers, and code within a job.
+"""Permits of limits for scripts, web servers, and code within a job.
 
-Such a process has a share of each limit that it uses, by the same rules as a worker's: see
-`shares`. Its node below ``components`` takes the place of a worker node.
+Such a process has a share of each limit that it uses, by the same rules as a worker; see `shares`.
+Its node below ``components`` takes the place of a worker node.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from qdo.fleet.shares import LimitShare
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
-# How long `try_acquire` waits for a share, once the coordinator knows that this process wants it.
-# Until then it waits as long as for a registration: a slow answer does not mean no.
+# How long `try_acquire` waits for a share, once the coordinator knows that this process wants one.
+# Before that, it waits as long as for a registration, because a slow answer is not a refusal.
 TRY_SECONDS = 0.5
 # How long the registration of this process may take.
 REGISTER_SECONDS = 15.0
@@ -47,11 +47,11 @@ class HeldPermit:
 
     @property
     def valid(self) -> bool:
-        """Whether it is certain that no other process has got the permits."""
+        """Whether certainly no other process has got the permits."""
         return not self._is_released and self._is_valid()
 
     def check(self) -> None:
-        """Raise PermitLostError unless the permits are certainly held; it costs a clock call."""
+        """Raise PermitLostError unless this process certainly holds them; costs a clock call."""
         if not self.valid:
             raise PermitLostError(name=", ".join(self.names))
 
@@ -74,7 +74,7 @@ class PermitService(Protocol):
     def valid(self) -> bool: ...
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Return the function that returns a permit; None if there is none in time.
+        """Take a permit, and return the function that returns it; None without a permit in time.
 
         :raises LimitNotFoundError: the limit does not exist.
         """
@@ -91,14 +91,14 @@ class PermitAsk:
     ) -> None:
         if not names:
             raise UsageError(reason="app.limit needs the name of a limit")
-        # All callers use this order, so two never wait for each other.
+        # All callers use this order, so two callers never wait for each other.
         self._names = sorted({checked_name("limit", name) for name in names})
         self._service = service
         self._timeout = None if timeout_seconds is None else checked_timeout(timeout_seconds)
         self._entered: list[HeldPermit] = []
 
     def try_acquire(self) -> HeldPermit | None:
-        """Return permits, None if there are none now.
+        """Return permits, or None if none are free now.
 
         :raises LimitNotFoundError: the limit does not exist.
         """
@@ -106,10 +106,10 @@ class PermitAsk:
         return held if isinstance(held, HeldPermit) else None
 
     def _acquire(self, timeout_seconds: float | None) -> HeldPermit | str:
-        """Return permits, or the name of a limit without one in time."""
+        """Return permits, or the name of a limit without a permit in time."""
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
-            # A caller that waits loses nothing with its session, and waits in the next one.
+            # A waiting caller loses nothing with its session, and waits in the next session.
             with suppress(PermitLostError):
                 return self._take(deadline)
 
@@ -125,7 +125,7 @@ class PermitAsk:
             return HeldPermit(self._names, lambda: service.valid, stack.pop_all())
 
     def __enter__(self) -> HeldPermit:
-        # A timeout of 0 asks for permits that are free, and the answer takes a moment.
+        # A timeout of 0 requests only free permits, but the answer takes a moment.
         held = self._acquire(None if self._timeout is None else max(self._timeout, TRY_SECONDS))
         if not isinstance(held, HeldPermit):
             raise LimitTimeoutError(name=held, seconds=self._timeout or 0.0)
@@ -142,9 +142,9 @@ def _undo_take(give_back: Callable[[], None] | None) -> None:
 
 
 class _Waiter:
-    """A caller that waits for a permit; changed on the loop of the connection only."""
+    """A caller that waits for a permit; only the connection's loop changes it."""
 
-    # The event is set with a permit, with a fault, and once when the coordinator knows of it.
+    # The loop sets the event for a permit, for a fault, and once the coordinator knows the demand.
     def __init__(self, event: Any) -> None:
         self.event = event
         self.granted = self.asked = False
@@ -165,12 +165,12 @@ class _Line:
 
     def enter(self, waiter: _Waiter) -> None:
         if self.share.known_fault is not None:
-            self.share.changed(self._path)  # read it again: it may be repaired by now
+            self.share.changed(self._path)  # read the node again, which may be repaired by now
         self.waiting.append(waiter)
         self.serve()
 
     def leave(self, waiter: _Waiter) -> None:
-        """Remove a caller, and return its permit if it has got one by now."""
+        """Remove a caller, and return its permit if it has already got one."""
         if waiter.granted:
             self.give_back()
         elif waiter in self.waiting:
@@ -192,7 +192,7 @@ class _Line:
             waiter = self.waiting.popleft()
             waiter.fault = fault
             waiter.event.set()
-        if self.share.has_asked:  # their time to wait for a share begins now
+        if self.share.has_asked:  # the callers' time to wait for a share begins now
             for waiter in self.waiting:
                 if not waiter.asked:
                     waiter.asked = True
@@ -219,7 +219,7 @@ class CoordinatorPermits:
         """Do as `PermitService.take`.
 
         Also raise RejectedError if the limit cannot be read or written, PermitLostError if the
-        session ended meanwhile, CoordinatorUnreachableError if this process cannot be registered.
+        session has ended meanwhile, and CoordinatorUnreachableError if the registration fails.
         """
         connection = self._connection
         try:

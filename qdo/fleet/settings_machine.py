@@ -1,12 +1,12 @@
-"""Live settings in the node `settings`: each process checks a proposal before it comes into force.
+"""Live settings in the node `settings`, which every worker checks before they come into force.
 
 A machine without I/O.
 
 1.  An operator writes a proposal into the node `settings`, and *then* lists the workers. A later
     proposal replaces it.
-2.  Every worker watches that node, reads it after every registration before it starts anything,
-    and reads it again after every reconnection. It checks a proposal with its own code, and writes
-    into its component node whether it accepts or refuses it.
+2.  Every worker watches that node. It reads the node after every registration, before it starts a
+    message, and again after every reconnection. It checks a proposal with its own code. Then it
+    writes into its component node whether it accepts or refuses the proposal.
 3.  When every listed worker has accepted the proposal, or is gone, its author puts it into force
     with one write at the version read. A replaced proposal cannot come into force.
 4.  A worker uses a version in force only if its own code accepts it. Otherwise it keeps its
@@ -14,7 +14,7 @@ A machine without I/O.
     refuse a version in force.
 
 The node holds the text of the version in force, so a process never has a number without its text.
-Answers name a proposal by its id: a proposal that replaces another one has the same number.
+Answers name a proposal by its id, because a replacing proposal has the same number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qdo.errors import LiveSettingsSizeError
 
 _log = logging.getLogger(__name__)
 
-# Longest text of a version. The node has two, and JSON may need three times as many bytes.
+# Longest text of a version. The node has two texts, and JSON may need three times as many bytes.
 MAX_TEXT_BYTES = 64 * 1024
 MAX_WHY_CHARACTERS = 500
 KEPT_VERSIONS = 100
@@ -45,14 +45,14 @@ _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 class SettingsVersion:
     """One version of the live settings, in force or proposed."""
 
-    # A version that is proposed again gets another one.
+    # The id of the version. A repeated proposal gets another id.
     id: str
-    # Counts the versions that were in force.
+    # The number of the version, counting only versions that came into force.
     number: int
     # The settings as TOML.
     text: str
     who: str = ""
-    # When it was proposed, Unix time by the clock of its author.
+    # Unix time of the proposal, by the author's clock.
     at: float = 0.0
     why: str = ""
 
@@ -97,9 +97,9 @@ def surplus_versions(names: Collection[str], now: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SettingsNode:
-    """The value of the node: the version in force, and the one that every worker checks.
+    """The value of the node: the version in force, and the proposed version.
 
-    Both are None in a node with a fault.
+    Both versions are None in a node with a fault.
     """
 
     current: SettingsVersion | None = None
@@ -116,7 +116,7 @@ class SettingsNode:
 
     @classmethod
     def parse(cls, data: bytes | None) -> SettingsNode:
-        """Parse a node. One bad version makes the whole node unreadable."""
+        """Parse a node; one bad version makes the whole node unreadable."""
         value, fault = load(data)
         if fault is not None:
             return cls(fault=fault)
@@ -147,10 +147,10 @@ class SettingsUser(Protocol):
     def in_use(self) -> SettingsVersion | None: ...
 
     def check(self, version: SettingsVersion) -> str | None:
-        """Return why this process refuses a version, None if it accepts it."""
+        """Return why this process refuses a version, or None if it accepts the version."""
 
     def use(self, version: SettingsVersion | None) -> None:
-        """Use a version that `check` has accepted; None: there are no live settings."""
+        """Use a version that `check` has accepted, or no live settings if it is None."""
 
     def answer(self, report: SettingsReport) -> None:
         """Publish the versions that this process uses, accepts and refuses."""
@@ -158,13 +158,13 @@ class SettingsUser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SettingsReport:
-    """The report of a process on live settings, in its component node."""
+    """A process's report on live settings, in its component node."""
 
     # Number of the version in use, 0 for none.
     uses: int = 0
-    # Id of the proposal, or of the version in force, that it accepts; "" for none.
+    # Id of the accepted proposal, or of the accepted version in force; "" for none.
     accepts: str = ""
-    # Id of the version that it refuses, "" for none.
+    # Id of the refused version; "" for none.
     refuses: str = ""
     why: str = ""
 
@@ -193,7 +193,7 @@ class SettingsWatch(m.Machine):
         self._was_read = False
 
     def when_read(self, then: Callable[[], object]) -> None:
-        """Call a function once the node was read, or now if it was."""
+        """Call a function after the first read of the node, or now if that has happened."""
         if self._was_read:
             then()
         else:
@@ -246,12 +246,12 @@ class SettingsWatch(m.Machine):
             self._user.answer(report)
 
     def _use(self, current: SettingsVersion | None) -> str | None:
-        """Use the version in force; return why this process does not, None if it does."""
+        """Use the version in force; return why this process refuses it, or None."""
         before = self._user.in_use
         if before == current:
             return None
-        # An accepted proposal comes into force unchanged. More than its id is compared, because
-        # an operator may have edited the node by hand.
+        # An accepted proposal comes into force unchanged. Compare more than the id, because an
+        # operator may have edited the node by hand.
         known = current is None or current == self._accepted
         why = None if known or current is None else self._user.check(current)
         if why is None:

@@ -1,25 +1,25 @@
 """Plan and keep one process's share of a limit. A machine without I/O.
 
-A process hands out permits of its share from memory; only shares go through the coordinator, in
-the one node ``limits/<name>``. Seven rules keep the shares within the limit:
+A process hands out the permits of its share from memory. Only shares go through the coordinator,
+in the single node ``limits/<name>``. Seven rules keep the shares within the limit:
 
 1. A process that wants permits adds itself, at the version read. It writes once in `WRITE_SECONDS`
    and wants less only after a while. After a conflict it repeats its write at once.
-2. Every process in the node watches it. If its share shrinks, a process lowers its own cap at once,
-   and writes the smaller share when enough permits have come back. If its share grows, it writes
-   the free part, and uses this part only after the write was acknowledged.
-3. While a process would be dealt nothing, a process with a share stops using it after a while. Once
-   all its permits have come back it gives them up, and moves itself to the end of the order. Only a
-   holder does: otherwise others never get a turn.
-4. A process that lacks permits removes holders without a node of their own. It lists workers and
-   components *after* it has read the limit: a holder's node is created before its entry. Starts of
-   such a holder are free a window later.
-5. After a lost answer a process writes the node again at the version read, and trusts only that
-   answer. A read proves nothing then: the old write could still take effect after it.
+2. Every process in the node watches the node. If its share shrinks, a process lowers its own cap at
+   once, and writes the smaller share when callers have returned enough permits. If its share grows,
+   it writes the free part, and uses this part only after the acknowledgment of the write.
+3. While another process would get nothing, a process with a share stops using it after a while.
+   Once callers have returned all its permits, it gives them up, and moves itself to the end of the
+   order. Only holders move to the end, because otherwise other processes never get a turn.
+4. A process that lacks permits removes holders whose worker or component node is gone. It lists
+   workers and components *after* it has read the limit, because a holder's node exists before its
+   entry. Starts of such a holder become free a window later.
+5. After a lost answer, a process writes the node again at the version read, and trusts only the
+   answer to this write. A read proves nothing, because the old write could still take effect later.
 6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
-7. A process that gives permits up deals them in the same write to those that lack them: handing on
-   costs one write. A process that reads a larger share uses it, unless a write of its own is in
-   doubt: no other process lowers the share of a live one.
+7. A process that gives up permits deals them, in the same write, to processes that lack permits. A
+   process that reads a larger share uses it, unless its own last write is in doubt. No other
+   process lowers the share of a live process.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.fleet.limit_node import MISSING, DeclaredLimit, LimitNode, ShareHolder, ShareHolders
 from qdo.fleet.permit_counts import PermitCount, StartCount, targets
 
-# How long a process keeps a used permit that others wait for.
+# How long a process keeps a used permit that other processes wait for.
 TURN_SECONDS = 0.1
-# It keeps it for at least this many times as long as the coordinator takes to answer: handing it on
-# takes at least two answers.
+# A process keeps such a permit for at least this many answer times of the coordinator, because a
+# handover takes at least two answers.
 TURN_ANSWERS = 10
-# The longest turn, however late answers are.
+# The longest turn, even if answers are late.
 LONGEST_TURN_SECONDS = 5.0
-# About how long it keeps one that it cannot use, because it lacks a permit of another limit.
+# Approximate time for which a process keeps a permit that it cannot use without another limit's.
 UNUSED_SECONDS = 1.0
-# How long a process asks for permits that it does not use, while no other process needs them.
+# How long a process wants permits that it does not use, while no other process needs them.
 IDLE_SECONDS = 1.0
-# The same while another process needs them.
+# How long a process wants permits that it does not use, while another process needs them.
 LACK_SECONDS = 0.1
 # Shortest time between two writes of a limit.
 WRITE_SECONDS = 0.05
@@ -58,7 +58,7 @@ REFUSED_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What this process plans to write: all processes in order, and its own cap afterwards."""
+    """The planned write of this process: all processes in order, and its own cap afterwards."""
 
     holders: ShareHolders
     cap: int
@@ -67,9 +67,9 @@ class Plan:
 class Planner:
     """Plans the shares of one process.
 
-    :ivar act_at: when the plan may change without an event.
+    :ivar act_at: the time at which the plan may change without an event.
     :ivar answer_seconds: how long the coordinator took for the last answer.
-    :ivar changed: whether a plan switched a count between limited and not; the caller resets it.
+    :ivar changed: whether a plan made a count limited or unlimited; the caller resets this.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Planner:
     def plan(
         self, count: PermitCount, holders: ShareHolders, total: int | None, gone: Set[str]
     ) -> Plan:
-        """Plan who holds how many of `total`, None for any number; lower the own cap now."""
+        """Plan each process's part of `total`, None for any number; lower the own cap now."""
         now = self._clock()
         if (total is None) != count.unlimited:
             self.changed = True
@@ -107,7 +107,8 @@ class Planner:
         if mine is None:
             rest = (*rest, own)
         elif self._turn_is_over(count, rest, total):
-            # It moves to the end with the last permit that it gives up: writes are 50 ms apart.
+            # Move to the end in the write that gives up the last permit, because writes are 50 ms
+            # apart.
             count.limit(0, now)
             if count.occupied:
                 self.act_at = min(self.act_at, count.less_at(now))
@@ -155,7 +156,7 @@ class Planner:
         dealt = targets(total, rest)
         starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
-        # Only a process with a share moves to the end: otherwise others never get a turn.
+        # Only a process with a share moves to the end, because otherwise others never get a turn.
         if not starved or not rest[index].held or not dealt[index]:
             return False
         stay = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, TURN_ANSWERS * self.answer_seconds))
@@ -169,7 +170,7 @@ class Planner:
 
 
 def _deal(total: int, holders: ShareHolders, own: ShareHolder | None = None) -> ShareHolders:
-    """Return the holders with what is free in the shares of others that lack it."""
+    """Return the holders after free permits moved to the shares of holders that lack permits."""
     free = total - sum(each.held for each in holders)
     dealt = []
     for each, target in zip(holders, targets(total, holders), strict=True):
@@ -180,13 +181,13 @@ def _deal(total: int, holders: ShareHolders, own: ShareHolder | None = None) -> 
 
 
 class LimitShare(m.Machine):
-    """The share of one limit that one registration has.
+    """One registration's share of one limit.
 
-    :ivar fault: why the limit has no permits at all, None if a caller can wait for one.
+    :ivar fault: why the limit has no permits at all; None if a caller can wait for a permit.
     :ivar has_asked: whether the coordinator knows that this process wants permits.
     :param worker: name of the worker node, or "client/" and the name of a component's node.
-    :param declared: the terms of the app; the limit gets them unless an operator has set others.
-    :param on_change: called when more may be taken, or when `fault` has changed.
+    :param declared: the app's terms, which the limit gets unless an operator has set other terms.
+    :param on_change: called when callers may take more permits, or when `fault` has changed.
     """
 
     def __init__(
@@ -241,12 +242,12 @@ class LimitShare(m.Machine):
 
     @property
     def has_share(self) -> bool:
-        """Whether permits come back in this process."""
+        """Whether this process has a share, so that its callers return permits."""
         return self.fault is None and all(count.unlimited or count.cap for count in self.counts)
 
     @property
     def why(self) -> str | None:
-        """Why the limit allows nothing at all, None if it does."""
+        """Why the limit allows nothing at all; None if it allows permits."""
         stopped = self.fault is None and self._node is not None and self._node.max == 0
         return "its max is 0" if stopped else self.fault
 
@@ -267,7 +268,7 @@ class LimitShare(m.Machine):
         return count.in_use >= count.cap and count.held > count.cap
 
     def wait(self, count: int) -> bool:
-        """Set how many callers wait; return True if the caller must wake the loop."""
+        """Set the number of waiting callers; return True if the caller must wake the loop."""
         permits = self.permits
         before = permits.waiting
         permits.waiting = self.starts.waiting = count
@@ -312,7 +313,7 @@ class LimitShare(m.Machine):
         return min(self._act_at, self._retry_at, self._next_start())
 
     def awaits_token(self) -> bool:
-        """Whether a caller lacks only a token, and the loop does not know it yet."""
+        """Whether a caller lacks only a token, and the loop does not know this yet."""
         return not self._earns and self._lacks_token(self._clock())
 
     def _lacks_token(self, now: float) -> bool:
@@ -321,7 +322,7 @@ class LimitShare(m.Machine):
         return bool(able) and self.permits.has_free(now) and not starts.has_free(now)
 
     def _next_start(self) -> float:
-        # The loop must know the moment at which a waiting caller gets the token that it lacks.
+        # The loop must know the time at which a waiting caller gets its missing token.
         now = self._clock()
         if self._lacks_token(now):
             self._earns = True
@@ -340,7 +341,7 @@ class LimitShare(m.Machine):
         self._look_at_lease()
 
     def _look_at_lease(self) -> None:
-        # Nothing announces that the lease is valid again: look while callers wait.
+        # No event announces that the lease is valid again, so check while callers wait.
         now = self._clock()
         lapsed = self._lapsed
         self._lapsed = self._lacks() and now >= self._lease.until
@@ -350,8 +351,8 @@ class LimitShare(m.Machine):
             self._on_change()
 
     def _is_active(self) -> bool:
-        # A listed process reads each change, even without a use for the limit: its last `wants`
-        # would keep permits from others.
+        # A listed process reads each change, even if it needs no permits. Otherwise its last
+        # `wants` would withhold permits from others.
         is_told = self._declared is None or self._declared.is_told
         return (
             not is_told
@@ -390,7 +391,7 @@ class LimitShare(m.Machine):
             self._declared.is_told = True
         self._gone = frozenset()
         self._is_listed = self._in_doubt or self._worker in node.workers
-        # An event that arrived before this answer may be about a later change.
+        # An event before this answer may report a change after the read.
         self._node = node if self._watched else None
         self.fault = node.fault
         if node.fault is not None:
@@ -402,7 +403,7 @@ class LimitShare(m.Machine):
         self._on_change()
 
     def _declare(self, node: LimitNode, is_new: bool) -> None:
-        # After the answer, whatever it is, `flush` reads the limit again.
+        # After any answer, `flush` reads the limit again.
         data = node.encode()
         write: m.Op = (
             m.CreateOp(self._path, data) if is_new else m.SetOp(self._path, data, self._version)
@@ -423,7 +424,7 @@ class LimitShare(m.Machine):
         self.ask(m.Commit((m.CheckOp(self._own), *made, write)), answered)
 
     def _refused(self, answer: m.Response) -> LimitNode:
-        """Return an unusable limit, to be tried again after a while."""
+        """Return an unusable limit, and retry the request later."""
         self._retry_at = self._clock() + REFUSED_SECONDS
         reason = answer.reason if isinstance(answer, (m.Refused, m.Rejected)) else "no answer"
         return LimitNode(fault=f"the coordinator refuses it: {reason}")
@@ -442,7 +443,7 @@ class LimitShare(m.Machine):
         if isinstance(answer, m.NoResponse) or self._node is None:
             return
         alive = holders = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
-        # Without a list, as of a folder that it may not read, all count as alive.
+        # Without a list, for instance of a folder that it may not read, all count as alive.
         if isinstance(answer, (m.ChildrenRead, m.NodeMissing)):
             alive = {prefix + name for name in getattr(answer, "names", ())}
         if not prefix:
@@ -466,7 +467,7 @@ class LimitShare(m.Machine):
         planner.act_at = float("inf")
         planner.changed = False
         permits = planner.plan(self.permits, node.permits, node.max, self._gone)
-        # The last starts of a holder that is gone count for a window.
+        # The last starts of a departed holder count for one more window.
         over = {each: self._gone_at[each] + self.starts.window_seconds for each in self._gone}
         rested = {each for each in self._gone if over[each] <= now}
         starts = planner.plan(self.starts, node.starts, burst, rested)
@@ -494,7 +495,7 @@ class LimitShare(m.Machine):
         )
 
     def _raise_caps(self, *plans: Plan) -> None:
-        # Use what was lowered since the last write, and what other processes have dealt.
+        # Use permits freed since the last write, and permits dealt by other processes.
         for count, plan in zip(self.counts, plans, strict=True):
             cap = min(plan.cap, count.held)
             if count.cap < cap:
@@ -521,7 +522,7 @@ class LimitShare(m.Machine):
             self._on_change()
         else:
             self._node = None  # another write came first
-            # Repeat it at once, but not in step with the other process again and again.
+            # Retry at once, but avoid repeated conflicts in step with the other process.
             self._write_at = now + (self._chance() * WRITE_SECONDS if self._conflicts else 0.0)
             self._conflicts += 1
             if isinstance(answer, m.Rejected) and answer.refuses(answer.index):

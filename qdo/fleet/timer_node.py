@@ -19,7 +19,8 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode_with_others, load, shown, text_of
 from qdo.text import iso_time
 
-# The year 3058: calendars end in 9999, and the next occurrence may be decades later.
+# Largest time, in the year 3058: calendars end in 9999, and the next occurrence may be decades
+# later.
 _MOST_LAST = 2**35
 
 
@@ -27,21 +28,21 @@ _MOST_LAST = 2**35
 class TimerNode:
     """The progress of a timer; times are whole Unix seconds."""
 
-    # The last occurrence that was sent, counted as missed, or skipped.
+    # The last occurrence that a leader sent, counted as missed, or skipped.
     last: int
-    # The one after it, 0 if unknown.
+    # The occurrence after `last`; 0 if unknown.
     next: int = 0
-    # The schedule in the leader's code; "" if it has no such timer any more.
+    # The schedule in the leader's code; "" if the code no longer has this timer.
     when: str = ""
     queue: str = ""
-    # The leader that wrote it.
+    # The leader that wrote the node.
     by: str = ""
     # Why the occurrence after `last` cannot be sent, "" if it can.
     refused: str = ""
     fault: str | None = None
-    # -1 if it does not exist yet.
+    # The version of the node; -1 if it does not exist yet.
     version: int = -1
-    # Unix time of the coordinator's clock.
+    # Unix time of the last write, by the coordinator's clock.
     written: float = 0.0
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -74,7 +75,7 @@ class TimerNode:
 
 
 def _time_of(text: Any) -> int:
-    """Return the Unix time of `iso_time`, 0 for anything else, and for a far future."""
+    """Return the Unix time of a text from `iso_time`; 0 for other values and for far times."""
     try:
         found = calendar.timegm(time.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ"))
     except ValueError:
@@ -85,7 +86,7 @@ def _time_of(text: Any) -> int:
 def read_timers(
     client: Client, layout: Layout, names: Iterable[str] | None = None
 ) -> dict[str, TimerNode]:
-    """Return the nodes of all or some timers; raise as `read_nodes` and `names_below`."""
+    """Return the nodes of all or some timers; raise the errors of `read_nodes`, `names_below`."""
     folder = layout.fleet.timers
     names = names_below(client, folder) if names is None else names
     nodes = read_nodes(client, [f"{folder}/{name}" for name in names])
@@ -95,7 +96,7 @@ def read_timers(
 def write_timers(
     client: Client, layout: Layout, fence: CheckOp, nodes: Mapping[str, TimerNode]
 ) -> list[str]:
-    """Write each node at the version that was read; return those whose write may have failed."""
+    """Write each node at the version read; return the nodes whose write may have failed."""
     folder = layout.fleet.timers
     ops: list[Op] = []
     if any(node.version < 0 for node in nodes.values()):
@@ -104,7 +105,7 @@ def write_timers(
         path = f"{folder}/{name}"
         data = node.encode()
         ops.append(CreateOp(path, data) if node.version < 0 else SetOp(path, data, node.version))
-    # In transactions of their own: one node that another leader has written stops no other.
+    # Use separate transactions, so that a node from another leader stops no other write.
     answers = commit_each(client, [(fence, op) for op in ops])
     pairs = zip(nodes, answers, strict=True)
     return [name for name, answer in pairs if not isinstance(answer, Committed)]

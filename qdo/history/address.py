@@ -1,7 +1,7 @@
-"""The address of a history: an SQLite file or a PostgreSQL database, checked and opened.
+"""Checks and opens the address of a history: an SQLite file or a PostgreSQL database.
 
-The connections are those of the brokers of the same kind, so that both kinds of addresses, files
-and errors are the same everywhere. SQLAlchemy and sqlite3 are imported when a history is opened.
+A history uses the same connections as a broker of its kind, so addresses, files and errors are the
+same. SQLAlchemy and sqlite3 are imported when a history is opened.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from qdo.text import how_to_install, wrong_form
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-# How long a write waits for another one of the same file; it is repeated a second later.
+# How long a write waits for another write to the same file. It is repeated a second later.
 BUSY_SECONDS = 2.0
-# How long PostgreSQL may take for a statement, which includes waiting for locks.
+# Time limit of a statement in PostgreSQL, including waits for locks.
 STATEMENT_SECONDS = 10.0
 
 
 def history_error(url: str) -> str | None:
-    """Return why an address is invalid, None if it is valid or empty. Opens nothing."""
+    """Return why an address is invalid, or None if it is valid or empty. Opens nothing."""
     if not url:
         return None
     if url.startswith("sqlite:"):
@@ -40,7 +40,7 @@ def history_error(url: str) -> str | None:
 
 
 def open_engine(url: str, *, writes: bool) -> Engine:
-    """Return a SQLAlchemy engine for a history; connects to nothing yet.
+    """Return a SQLAlchemy engine for a history, without connecting.
 
     :param writes: begin the transactions of SQLite with its write lock.
     :raises SettingsError: a library is missing, or the address is invalid.
@@ -74,7 +74,7 @@ def open_engine(url: str, *, writes: bool) -> Engine:
         )
     from qdo.system.sqlite import Format, open_database
 
-    # SQLAlchemy creates the tables: they are the same in both databases.
+    # SQLAlchemy creates the tables, because they are the same in both databases.
     file = Format("history", application_id=0x71646F68, version=1, schema="")  # "qdoh"
 
     def open_file() -> Any:

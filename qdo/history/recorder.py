@@ -1,10 +1,11 @@
-"""Count how attempts end and who owned queues, for the thread that writes the history.
+"""Counts the outcomes of attempts and records the owners of queues, for the history's thread.
 
-The event loop counts, and the thread reads. Neither waits for the other: all counts only grow, and
-the thread takes a whole list of them in one step. What it does not see now it sees a second later.
+The event loop counts, and the thread reads. Neither waits for the other: counts only grow, and the
+thread reads a whole list of counts in one step. A count that the thread misses is read a second
+later.
 
-`OwnerRows` records which process owned which queue, and until when. The event loop only appends: 15
-ms for the claims and the ends of 10,000 queues. The thread takes the rows in parts, so such a
+`OwnerRows` records which process owned which queue, and for how long. The event loop only appends:
+15 ms for the claims and the ends of 10,000 queues. The thread takes the rows in parts, so a large
 handover delays neither claims nor messages.
 """
 
@@ -21,18 +22,18 @@ from qdo.message import Batch, Message
 from qdo.outcomes import OutcomeName
 from qdo.text import error_kind
 
-# Rows of owners that are kept while the database does not take them: a worker claims many queues at
-# once, and each of them has a row for its claim and one for its end. 20 MiB.
+# Maximum number of owner rows that are kept while the database is unavailable (20 MiB). A worker
+# claims many queues at once, and each queue has a row for its claim and a row for its end.
 MAX_KEPT_OWNERS = 100_000
-# Rows of each other table that are kept meanwhile.
+# Maximum number of rows of each other table that are kept during this time.
 MAX_KEPT = 10_000
-# Upper bounds of all classes but the last, in seconds: 0.1 ms, 0.3 ms, ... 478 s.
+# Upper bounds of all classes except the last, in seconds: 0.1 ms, 0.3 ms, ... 478 s.
 BOUNDS = tuple(0.0001 * 3.0**index for index in range(15))
 BUCKETS = len(BOUNDS) + 1
 # Indexes of the counts of a queue; the counts of the classes of durations follow.
 FAILED, RETRIED, DEAD_LETTERED, BUSY, FIRST_BUCKET = range(5)
 SIZE = FIRST_BUCKET + BUCKETS
-# An attempt that returned after this long gets a row of its own.
+# An attempt that returned after this time gets a separate row.
 SLOW_SECONDS = 10.0
 
 Counts = list[float]
@@ -44,7 +45,7 @@ _SHORT = BOUNDS[0]
 class OwnerRow(NamedTuple):
     """A claim of a queue, with Unix times; `ended` and `why` are None while it is open."""
 
-    # A tuple, because making one takes a third of the time of a dataclass.
+    # A tuple, because its creation takes a third of the time of a dataclass.
     queue: str
     fence: int
     owner: str
@@ -67,7 +68,7 @@ class OwnerRows:
         self._add(row)
 
     def ended(self, queue: str, fence: int, why: str) -> None:
-        """Record the end of a claim; nothing if it ended before a message could start."""
+        """Record the end of a claim; ignore a claim that ended before a message could start."""
         row = self._lasting.get(queue)
         if row is not None and row.fence == fence:
             del self._lasting[queue]
@@ -85,9 +86,9 @@ def bucket_of(seconds: float) -> int:
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """Return a duration in seconds that this share of attempts did not exceed; None without any.
+    """Return a duration in seconds that this share of attempts did not exceed, or None.
 
-    It is the upper bound of a class: at most three times too large.
+    It is the upper bound of a class, so it is at most three times too large.
     """
     attempts = share * sum(counts)
     if not attempts:
@@ -102,21 +103,21 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One attempt that gets a row of its own, with the Unix time of its end."""
+    """An attempt that gets a separate row, with the Unix time of its end."""
 
     queue: str
     id: str
     attempt: int
     outcome: str
     error: str | None
-    # How long the job ran; None if it did not run.
+    # Duration of the job, or None if it did not run.
     seconds: float | None
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """One entry of the action log; the changed values are JSON, None if the entry has none."""
+    """An action log entry, with the changed values as JSON, or None."""
 
     id: str
     at: float
@@ -130,10 +131,10 @@ class RecordedAction:
 
 
 class Recorder:
-    """The counts of one worker process. The writing thread removes rows, and idle queues.
+    """The counts of a worker process. The writing thread removes rows and idle queues.
 
     :ivar counts: totals of each queue since the queue was first seen.
-    :ivar runs: attempts for rows of their own, oldest first.
+    :ivar runs: attempts for separate rows, oldest first.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Recorder:
         self._batches: dict[str, float] = {}
 
     def bind(self, call: _Call) -> _Call:
-        # Local names: this runs for each message.
+        # Use local names, because this runs for each message.
         clock = self._clock
         all_counts = self.counts
         new = self._new
@@ -191,14 +192,14 @@ class Recorder:
                     self._failed(batch[0], clock() - began)
                 raise
             finally:
-                if len(batches) >= MAX_KEPT:  # of lanes: their batches of one count singly
+                if len(batches) >= MAX_KEPT:  # from lanes, which count alone
                     batches.clear()
                 batches[batch[0].queue] = clock() - began
 
         return measured
 
     def batch_done(self, messages: list[Message]) -> None:
-        """Count messages of the batch that ended last in their queue; each gets its share."""
+        """Count the messages of the queue's last batch; each gets a share of its duration."""
         queue = messages[0].queue
         each = self._batches.pop(queue, 0.0) / len(messages)
         counts = self._counts_of(queue)
@@ -207,11 +208,11 @@ class Recorder:
             self._longer(counts, message, each)
 
     def ended(self, message: Message, outcome: OutcomeName, error: str | None) -> None:
-        """Count an attempt that did not return."""
+        """Count an attempt whose job did not return."""
         seconds = self._failed_after.pop((message.queue, message.position), None)
         counted = _FAILURES.get(outcome)
         if counted is None:
-            return  # no attempt is counted, or the message was skipped on purpose
+            return  # the attempt does not count, or the job skipped the message
         counts = self._counts_of(message.queue)
         counts[FAILED] += 1
         if counted != FAILED:
@@ -222,7 +223,7 @@ class Recorder:
         self._add_run(message, outcome, kind, seconds)
 
     def _failed(self, message: Message, seconds: float) -> None:
-        if len(self._failed_after) >= MAX_KEPT:  # of attempts that ended without an outcome
+        if len(self._failed_after) >= MAX_KEPT:  # from attempts that ended without an outcome
             self._failed_after.clear()
         self._failed_after[message.queue, message.position] = seconds
 

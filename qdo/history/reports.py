@@ -1,8 +1,8 @@
-"""Read a history: totals and owners of queues, and single attempts.
+"""Reads a history: totals and owners of queues, and individual attempts.
 
-Every function raises the errors of `queue_reports`. `since` is a Unix time: totals count the
-whole minute that contains it, and claims that ended before are left out. `limit` is the most rows
-returned.
+Every function raises the errors of `queue_reports`. `since` is a Unix time: totals include the
+whole minute of this time, and claims that ended earlier are omitted. `limit` is the maximum number
+of rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _FETCHED = 1000
 _GLOB = re.compile(r"[*?\[]")
-# Attempts that show how long those of a queue usually take.
+# Number of attempts that show the usual duration of a queue's attempts.
 USUAL_ATTEMPTS = 10
-# Why a claim ended whose process did not record it.
+# The reason for a claim whose process did not record the end.
 UNKNOWN = "unknown"
 
 
@@ -39,16 +39,16 @@ class QueueReport:
     """The outcomes of the attempts of one queue."""
 
     queue: str
-    # Attempts that returned.
+    # Number of attempts that returned.
     done: int
-    # Those that failed; some were retried, some became dead letters.
+    # Number of attempts that failed. Some were retried, some became dead letters.
     failed: int
     retried: int
     dead_lettered: int
-    # Of all attempts that ran; None without any.
+    # Mean duration of all attempts that ran, or None.
     mean_seconds: float | None
-    # Upper bound of the class of durations that 95 % of the attempts that returned did not exceed;
-    # None without any.
+    # Upper bound of the durations of 95 % of the attempts that returned, or None. It is a bound of
+    # a class of durations.
     p95_seconds: float | None
 
 
@@ -84,16 +84,16 @@ def _report(queue: str, counts: list[Any]) -> QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class MinuteReport:
-    """How long the attempts of one queue took that ended in one minute."""
+    """The durations of a queue's attempts that ended in one minute."""
 
-    # Its beginning, Unix time.
+    # Beginning of the minute, Unix time.
     minute: int
     done: int
     failed: int
-    # Of all attempts that ran; None without any, as are the others.
+    # Mean duration of all attempts that ran, or None. The other fields may also be None.
     mean_seconds: float | None
-    # Upper bound of the class of durations that half of those that returned did not exceed, as
-    # `p95_seconds` for 95 %, and `max_seconds` for all.
+    # Upper bound of the durations of half of the attempts that returned. `p95_seconds` is the bound
+    # of 95 %, and `max_seconds` of all.
     p50_seconds: float | None
     p95_seconds: float | None
     max_seconds: float | None
@@ -129,13 +129,13 @@ def _minute(minute: int, counts: list[Any]) -> MinuteReport:
 
 
 def _mean(busy_seconds: float, attempts: int) -> float | None:
-    # Attempts that failed without a run took no time.
+    # Attempts that failed before the job ran took no time.
     return busy_seconds / attempts if busy_seconds and attempts else None
 
 
 def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]:
-    """Return how long an attempt of each queue usually takes, without unknown queues."""
-    # The mean of the newest minutes that have at least `USUAL_ATTEMPTS` attempts together.
+    """Return the usual duration of an attempt of each queue; omit unknown queues."""
+    # The mean of the newest minutes that together have at least `USUAL_ATTEMPTS` attempts.
     found: dict[str, float] = {}
     with _opened(url, "qdo_minutes") as connection:
         if connection is None:
@@ -171,7 +171,7 @@ def _by_minute(columns: Any, app: str, queue: str | None, names: Iterable[str], 
 def failures(
     url: str, app: str, since: float, glob: str = "*", *, limit: int, slow: bool = False
 ) -> list[RecordedRun]:
-    """Return attempts that failed, or those that returned after a long time, newest first."""
+    """Return failed attempts, or attempts that returned after a long time, newest first."""
 
     def query(columns: Any) -> Any:
         from sqlalchemy import select
@@ -191,7 +191,7 @@ def failures(
 def actions(
     url: str, app: str, since: float, glob: str = "*", *, limit: int
 ) -> list[RecordedAction]:
-    """Return changes that operators made, whose command or target matches, newest first."""
+    """Return operators' changes whose command or target matches, newest first."""
 
     def query(columns: Any) -> Any:
         from sqlalchemy import select
@@ -207,17 +207,17 @@ def actions(
 
 @dataclass(frozen=True, slots=True)
 class RecordedOwner:
-    """A time in which one worker process owned a queue."""
+    """A period in which one worker process owned a queue."""
 
-    # Unix time, as is `ended`.
+    # Unix time; `ended` is one, too.
     claimed: float
-    # None if it is open, or if its worker died before it recorded the end.
+    # None if the claim is open, or if its worker died before it recorded the end.
     ended: float | None
     owner: str
     host: str
     pid: int
     fence: int
-    # Why it ended, or `UNKNOWN`; None while it is open.
+    # Why the claim ended, or `UNKNOWN`; None while the claim is open.
     why: str | None
 
 
@@ -229,15 +229,15 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 
         selected = select(*(columns[each.name] for each in fields(RecordedOwner)))
         selected = selected.where(columns.app == app, columns.queue == queue)
-        # The fence orders claims whatever the clocks of their machines say.
+        # Sort claims by fence, because clocks of machines differ.
         return selected.order_by(columns.fence.desc(), columns.claimed.desc()).limit(limit)
 
     found: list[RecordedOwner] = []
     later: float | None = None
     for row in _rows(url, "qdo_owners", query):
         owner = RecordedOwner(*row)
-        # A claim without an end is open if it is the newest. Otherwise its process was killed, or
-        # could not write the end: then it ended before the next claim.
+        # If the newest claim has no end, it is open. The process of an older claim without an end
+        # was killed or could not write the end, so the claim ended before the next claim.
         if owner.ended is None and later is not None:
             owner = replace(owner, why=UNKNOWN)
         ended = owner.ended or later
@@ -251,7 +251,7 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 def claims(
     url: str, app: str, since: float, glob: str = "*", *, limit: int
 ) -> list[tuple[str, RecordedOwner]]:
-    """Return queues and claims that began or ended, newest first."""
+    """Return queues with claims that began or ended, newest first."""
 
     def query(columns: Any) -> Any:
         from sqlalchemy import or_, select
@@ -267,21 +267,21 @@ def claims(
 
 
 def _rows(url: str, table: str, query: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the rows of a query, which a function makes of the columns of a table."""
+    """Yield the rows of a query, which a function builds from the columns of a table."""
     with _opened(url, table) as connection:
         if connection is not None:
             from qdo.history.tables import METADATA
 
             columns = METADATA.tables[table].c
             options = connection.execution_options(yield_per=_FETCHED)
-            # A caller may take the first of a million rows, so they are fetched in parts.
+            # Fetch rows in parts, because a caller may need only the first of a million rows.
             with options.execute(query(columns)) as rows:
                 yield from rows
 
 
 @contextlib.contextmanager
 def _opened(url: str, table: str) -> Iterator[Connection | None]:
-    """Yield a connection; None if a database that exists has no such table yet."""
+    """Yield a connection, or None if the database exists but the table does not."""
     engine = open_engine(url, writes=False)
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -289,7 +289,8 @@ def _opened(url: str, table: str) -> Iterator[Connection | None]:
 
     path = sqlite_path(url)
     if path is not None and not os.path.exists(path):
-        # Reading creates no file. Usually the path is wrong, or relative to another folder.
+        # Do not create a file for reading. Usually the path is wrong, or relative to another
+        # folder.
         reason = "there is no such file, and no worker has recorded anything in it"
         raise HistoryUnreadableError(address=url, reason=reason)
     try:

@@ -1,4 +1,4 @@
-"""Write the history of one process, and shrink it: one native thread, once a second or less often.
+"""Writes and shrinks the history of one process, on a native thread, at most once a second.
 
 ============================  =================================================================
 what happens                  consequence
@@ -58,18 +58,19 @@ _log = logging.getLogger(__name__)
 # A queue, and the Unix time at which its minute begins.
 Key = tuple[str, int]
 _NOTHING: tuple[float, ...] = (0.0,) * SIZE
-# A queue without attempts for this long is forgotten until its next one.
+# A queue without attempts for this time is forgotten until its next attempt.
 IDLE_SECONDS = 600.0
 WRITE_SECONDS = 1.0
-# The most of a processor's time that the thread takes: it writes less often with many queues.
+# Maximum share of a processor for the thread. With many queues, it writes less often.
 WRITE_SHARE = 0.05
-# Age at which rows are deleted, and those of operators' changes, which are few.
+# Age at which rows are deleted. Rows of operators' changes are few and kept for longer.
 RETENTION_SECONDS = 30 * 86_400.0
 ACTION_RETENTION_SECONDS = 365 * 86_400.0
-# Owners in one write: more would hold Python's lock, and with it the event loop, for longer.
+# Maximum number of owner rows in one write. More rows would block the event loop for longer,
+# because the thread holds Python's lock.
 OWNERS_AT_ONCE = 2000
 _DELETE_SECONDS = 3600.0
-# How long the end of a process waits for the last write.
+# How long an ending process waits for the last write.
 _CLOSE_SECONDS = 3.0
 _MAX_TEXT = 200
 
@@ -81,7 +82,7 @@ def attempts_in(counts: Iterable[float]) -> int:
 
 @dataclass(slots=True)
 class MinuteTotals:
-    """The totals of one queue in one minute; the database has confirmed those in `stored`."""
+    """The totals of a queue in one minute; `stored` has the totals that the database confirmed."""
 
     counts: Counts = field(default_factory=lambda: [0.0] * SIZE)
     stored: tuple[float, ...] = _NOTHING
@@ -89,7 +90,7 @@ class MinuteTotals:
 
 @dataclass(slots=True)
 class _Seen:
-    """The part of the counts of a queue that its minutes have."""
+    """The counts of a queue that are already part of its minutes."""
 
     source: Counts
     counts: tuple[float, ...] = _NOTHING
@@ -97,12 +98,12 @@ class _Seen:
 
 
 class Minutes:
-    """The minutes that one process writes. For one thread.
+    """The minutes that one process writes. Not thread-safe.
 
-    Rows hold totals: to write a row again changes nothing. Attempts belong to the minute in which
-    `collect` first sees them.
+    Rows contain totals, so writing a row again changes nothing. Attempts belong to the minute in
+    which `collect` first sees them.
 
-    :ivar dropped: attempts of minutes for which there was no room.
+    :ivar dropped: number of attempts in dropped minutes.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class Minutes:
     def collect(self, counts: dict[str, Counts], now: float) -> None:
         """Add the counts since the last call, at Unix time `now`, and remove idle queues."""
         minute = int(now) // 60 * 60
-        # It was removed a second ago: the event loop may have held the list at that moment.
+        # The queue was removed a second ago, but the event loop may still have held the list.
         removed = self._removed
         self._removed = []
         for queue, idle in removed:
@@ -135,11 +136,11 @@ class Minutes:
             self._forget_stored(minute)
 
     def unstored(self) -> list[tuple[Key, tuple[float, ...]]]:
-        """Return the rows to be written, oldest first."""
+        """Return the unwritten rows, oldest first."""
         return [(key, tuple(self._totals[key].counts)) for key in self._unstored]
 
     def confirm(self, rows: Iterable[tuple[Key, tuple[float, ...]]]) -> None:
-        """Note that the database has stored these rows of `unstored`."""
+        """Record that the database has stored these rows of `unstored`."""
         for key, counts in rows:
             totals = self._totals[key]
             totals.stored = counts
@@ -147,7 +148,7 @@ class Minutes:
                 del self._unstored[key]
 
     def limit(self, most: int = MAX_KEPT) -> None:
-        """Drop the newest rows above `most`, and count their attempts."""
+        """Drop the newest rows above the limit `most`, and count their attempts."""
         for key in list(self._unstored)[most:]:
             totals = self._totals[key]
             self.dropped += attempts_in(totals.counts) - attempts_in(totals.stored)
@@ -155,7 +156,7 @@ class Minutes:
             del self._unstored[key]
 
     def _take(self, queue: str, seen: _Seen, minute: int, now: float) -> None:
-        counts = tuple(seen.source)  # in one step: the event loop cannot count in between
+        counts = tuple(seen.source)  # one step, so that the event loop cannot count meanwhile
         if counts == seen.counts:
             return
         key = (queue, minute)
@@ -171,14 +172,14 @@ class Minutes:
         seen.changed = now
 
     def _forget_stored(self, minute: int) -> None:
-        # An unstored one may be stored in part, so it stays.
+        # Keep an unstored row, because a part of it may be stored.
         over = [key for key in self._totals if key[1] != minute and key not in self._unstored]
         for key in over:
             del self._totals[key]
 
 
 class HistoryWriter:
-    """Writes what a recorder counts; `host` is the name of this machine that others may know."""
+    """Writes the counts of a recorder; `host` is the name of this machine for others."""
 
     def __init__(
         self,
@@ -189,14 +190,14 @@ class HistoryWriter:
         host: str = "",
     ) -> None:
         self._engine = open_engine(url, writes=True)
-        from qdo.history import tables  # imports SQLAlchemy, whose absence is reported by now
+        from qdo.history import tables  # imports SQLAlchemy, which was checked before
 
         self._tables: Any = tables
         self._shown = hide_credentials(url)
         self._app = app
         self._recorder = recorder
         self._now = now
-        # Unlike the name of a worker node, it is never used again, and never changes.
+        # Unlike the name of a worker node, this name is never reused and never changes.
         self._host = _clean(host or socket.gethostname())
         self.worker = f"{self._host}:{os.getpid()}:{secrets.token_hex(6)}"
         self.failing = False
@@ -218,7 +219,7 @@ class HistoryWriter:
 
     @property
     def dropped(self) -> int:
-        """Attempts and rows of single attempts and owners that were dropped."""
+        """Number of dropped attempts, and dropped rows of attempts and owners."""
         recorder = self._recorder
         return self._minutes.dropped + recorder.dropped_runs + recorder.owners.dropped
 
@@ -235,7 +236,7 @@ class HistoryWriter:
             if time.monotonic() > limit:
                 _log.warning("history: %s does not answer; its newest rows are lost", self._shown)
                 return
-            time.sleep(0.005)  # greenlets run meanwhile
+            time.sleep(0.005)  # lets greenlets run
 
     def _work(self) -> None:
         over = False
@@ -250,14 +251,14 @@ class HistoryWriter:
                 _log.exception("history: writing to %s failed; trying again", self._shown)
             taken = time.thread_time() - began
         while self._recorder.owners.pending and not self.failing:
-            self.step()  # the queues that a drain has released
+            self.step()  # writes the queues that a drain has released
         self._disconnect()
         self._ended = True
 
     # --- one write --------------------------------------------------------------------
 
     def step(self) -> None:
-        """Write what was counted since the last call; after an error, keep it for the next one."""
+        """Write the counts since the last call; after an error, keep them for the next call."""
         now = self._now()
         self._minutes.collect(self._recorder.counts, now)
         self._collect_runs()
@@ -328,7 +329,7 @@ class HistoryWriter:
             if self._file is not None:
                 self._file.check()
         except DatabaseReplacedError as error:
-            # SQLite would keep writing to the removed file, which no reader sees.
+            # SQLite would continue to write to the removed file, which readers cannot see.
             reason = error.details["reason"]
             _log.warning("history: %s; writing to %s from now on", reason, self._shown)
             self._abandon()
@@ -434,7 +435,7 @@ class HistoryWriter:
 
 
 def pause_after(taken: float) -> float:
-    """Return the seconds until the next write after one that took this much processor time."""
+    """Return the seconds until the next write, given the processor time of the last write."""
     return max(WRITE_SECONDS, taken / WRITE_SHARE)
 
 

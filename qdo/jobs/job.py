@@ -1,4 +1,4 @@
-"""A job: a function of the app and the options it runs with."""
+"""A job: a function of the app, with its options."""
 
 from __future__ import annotations
 
@@ -33,26 +33,25 @@ class Job:
     """A function that processes messages, with its options.
 
     :ivar function: called as ``function(message, context)``; its return value is ignored.
-    :ivar queues: glob of the queues it is for.
+    :ivar queues: glob of the job's queues.
     :ivar checkpoint: "interval" records progress every `checkpoint_seconds`; "message" also
         after every message, before the next message of the queue starts.
-    :ivar executor: where it runs, None for the setting `executor`; ``async def`` jobs run on
+    :ivar executor: where the job runs; None for the setting `executor`. ``async def`` jobs run on
         an asyncio loop.
-    :ivar timeout_seconds: how long one message may take, None for no limit.
-    :ivar memory_mib: memory of its process and the programs that this has started, at which they
-        are killed (executor "process").
+    :ivar timeout_seconds: time limit of a message; None for no limit.
+    :ivar memory_mib: memory limit of its process and the programs that the process has started.
+        Above the limit, they are killed (executor "process").
     :ivar recycle_after: number of messages after which its process is replaced (executor
         "process").
-    :ivar policy: the consequences of failed attempts, None for those in the settings.
+    :ivar policy: the consequences of failed attempts; None for the policy in the settings.
     :ivar order: "queue": one message of a queue at a time; "key": one message of each key;
         "none": any; "priority": one message at a time, the most urgent first.
     :ivar concurrency: messages of one queue in flight at once, None for the default of `order`.
-    :ivar batch: maximum size of the `qdo.Batch` it is called with, None: it is called with one
-        message.
+    :ivar batch: maximum size of the `qdo.Batch` for each call; None: one message for each call.
     :ivar batch_wait_seconds: how long an incomplete batch waits for more messages.
-    :ivar limits: names of the limits; each call needs a permit of each.
+    :ivar limits: names of the limits; a call needs a permit of each limit.
     :ivar per_queue_rate: starts of each queue, such as "5/s"; None for no limit.
-    :ivar pool: it runs the requests of pools, and returns their results.
+    :ivar pool: the job runs the requests of pools and returns their results.
     """
 
     function: JobFunction
@@ -73,7 +72,7 @@ class Job:
 
     @classmethod
     def checked(cls, function: Callable[..., Any], **options: Any) -> Job:
-        """Return a job with these options of `App.job`; raise UsageError for the first problem."""
+        """Return a job with these options of `App.job`; raise UsageError for the first mistake."""
         options["limits"] = check_limits(options.get("limits", ()), options.get("per_queue_rate"))
         job = cls(function, **options)
         check_job(function, "message" if job.batch is None else "batch")
@@ -90,19 +89,19 @@ class Job:
 
     @property
     def lanes(self) -> int:
-        """How many messages of one queue may be in flight at once."""
+        """Maximum number of messages of a queue in flight at once."""
         if self.order in ("queue", "priority"):
             return 1
         return CONCURRENCY if self.concurrency is None else self.concurrency
 
     @property
     def queue_seconds(self) -> float:
-        """Least time between two starts of one queue; 0 for none."""
+        """Minimum time between two starts of a queue, or 0."""
         return 1 / rate_of(self.per_queue_rate) if self.per_queue_rate else 0.0
 
     @property
     def rest_seconds(self) -> float:
-        """Most time between two messages of a healthy queue, without that of the job."""
+        """Maximum time between two messages of a healthy queue, without the job's duration."""
         return max(self.queue_seconds, self.batch_wait_seconds)
 
     @property
@@ -112,7 +111,7 @@ class Job:
 
 
 def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
-    """Raise UsageError for options of `App.job` that are wrong for any function."""
+    """Raise UsageError for options of `App.job` that are invalid for every function."""
     if callable(queues):
         raise UsageError(reason="write @app.job() with parentheses")
     if not isinstance(queues, str):
@@ -129,7 +128,7 @@ def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
 def check_policies(
     jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: PolicyInForce
 ) -> None:
-    """Raise PolicyError at startup for mistakes that would otherwise show at the first failure."""
+    """Raise PolicyError for mistakes in policies at startup, instead of at the first failure."""
     for job in jobs:
         below = _policy_of(job, default)
         for table in tables:

@@ -1,6 +1,6 @@
 """Middleware and hooks: code around the call of every job.
 
-A middleware is a function ``(call_next, message, context)`` that runs the next middleware, or the
+A middleware is a function ``(call_next, message, context)``. It runs the next middleware, or the
 job, with ``call_next(message, context)``. ``def`` jobs need ``def`` middleware and ``async def``
 jobs need ``async def`` middleware: one kind cannot wait for the other.
 """
@@ -28,7 +28,7 @@ from qdo.jobs.job import Job
 from qdo.message import Message
 from qdo.outcomes import Event
 
-# The jobs of a middleware: all, only ``def`` jobs, or only ``async def`` jobs.
+# The jobs of a middleware: all jobs, only ``def`` jobs, or only ``async def`` jobs.
 Around = Literal["all", "sync", "async"]
 # Called as ``function(call_next, message, context)``; its return value is ignored.
 MiddlewareFunction = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
@@ -40,7 +40,7 @@ Observer = Callable[[Event], Any]
 
 @dataclass(frozen=True, slots=True)
 class Middleware:
-    """A registered middleware; UsageError if it cannot be called as one, or contradicts `jobs`."""
+    """A registered middleware; UsageError if its signature is wrong or does not fit `jobs`."""
 
     function: MiddlewareFunction
     jobs: Around = "all"
@@ -61,7 +61,7 @@ class Middleware:
             )
 
     def check_job(self, function: Callable[..., Any]) -> None:
-        """Raise UsageError, with the remedy, if it cannot run around a job that it is for."""
+        """Raise UsageError, with the remedy, if it cannot run around one of its jobs."""
         if self.jobs != "all" or is_async(function) == is_async(self.function):
             return
         own = is_async(self.function)
@@ -74,7 +74,7 @@ class Middleware:
         )
 
     def is_for(self, function: Callable[..., Any]) -> bool:
-        """Return whether it runs around a job."""
+        """Return whether the middleware runs around a job."""
         return self.jobs == "all" or (self.jobs == "async") == is_async(function)
 
 
@@ -85,10 +85,11 @@ def compose(
 ) -> Callable[[Any, Any], Any]:
     """Return a job's function with its middleware around it, the first registered outermost.
 
-    A call raises UsageError if the job, or a middleware, returns work that has not been done.
+    A call raises UsageError if the job or a middleware returns unfinished work, such as a
+    coroutine.
 
-    :param check_start: called with the message before the middleware, which may wait for long, and
-        between it and the job; raises if the job may no longer start.
+    :param check_start: called with the message before the middleware, and again before the job,
+        because middleware may wait for long. It raises an error if the job must not start anymore.
     """
     wrap = _wrap_async if is_async(function) else _wrap
     whole = _finish_async if is_async(function) else _finish
@@ -107,7 +108,7 @@ def compose(
 
 
 def unchecked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a composed function without its check of the result, if that is all there is."""
+    """Return a composed function without the check of its result, if it has no middleware."""
     return getattr(call, "unchecked", call)
 
 
@@ -164,7 +165,7 @@ def _wrap_async(
 
         result = await middleware(call_next, message, context)
         for each in calls:
-            # Otherwise the message would be done without its job.
+            # Otherwise the message would be done without running its job.
             if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == "CORO_CREATED":
                 each.close()
                 raise UsageError(
@@ -183,9 +184,9 @@ def _keyword(asynchronous: bool) -> str:
 class Hooks:
     """The registered hooks of one app.
 
-    :ivar job_context: makes the context manager of a worker; the default yields an empty dict.
+    :ivar job_context: returns the context manager of a worker; by default, it yields an empty dict.
     :ivar observers: called with an event for each attempt, in the order of registration.
-    :ivar middleware: the outermost first; `own_middleware` is qdo's, around all others.
+    :ivar middleware: the outermost first; `own_middleware` is qdo's middleware around all others.
     """
 
     def __init__(self, app: str) -> None:
@@ -202,7 +203,7 @@ class Hooks:
         self.replace_context(factory)
 
     def replace_context(self, factory: Callable[[], Any]) -> None:
-        """Use a function as `job_context`, instead of the app's own if it has one."""
+        """Use a function as `job_context`, in place of the app's `job_context`."""
         check_call(factory, (), "job_context")
         check_plain(factory, "job_context")
         if inspect.isgeneratorfunction(factory):
@@ -216,7 +217,7 @@ class Hooks:
         self.replace_failure(hook)
 
     def replace_failure(self, hook: FailureHook) -> None:
-        """Use a function as `job_failure`, instead of the app's own if it has one."""
+        """Use a function as `job_failure`, in place of the app's `job_failure`."""
         check_hook(hook, ("message", "context", "error"), "job_failure")
         self.job_failure = hook
 
@@ -236,7 +237,7 @@ def _empty_context() -> Iterator[dict[str, Any]]:
 
 
 def _checked(factory: Callable[..., Any]) -> ContextFactory:
-    """Return a factory that checks that it made a context manager."""
+    """Return a factory that checks whether it has made a context manager."""
 
     def make() -> AbstractContextManager[Any]:
         manager: AbstractContextManager[Any] = factory()

@@ -19,13 +19,13 @@ Order = Literal["queue", "key", "none", "priority"]
 
 EXECUTORS = get_args(ExecutorName)
 ORDERS = get_args(Order)
-# The executor of ``async def`` jobs; selected by the kind of function, never by name.
+# The executor of ``async def`` jobs. The kind of function selects it, never a name.
 ASYNCIO = "asyncio"
 LEAST_TIMEOUT_SECONDS = 0.001
 MOST_TIMEOUT_SECONDS = 1e6
-# About the memory of a Python process that has done nothing yet.
+# Approximate memory of a new Python process.
 LEAST_MEMORY_MIB = 32
-# Messages of one queue in flight at once, if the order allows it and the job sets no limit.
+# Default number of messages of a queue in flight at once, if the order allows several.
 CONCURRENCY = 10
 MOST_CONCURRENCY = 10_000
 MOST_BATCH = 10_000
@@ -64,7 +64,7 @@ def check_placement(
 
 
 def kind_of(job: Any, default: str) -> str:
-    """Return the executor of a `Job`, by default that of the settings; raise UsageError."""
+    """Return the executor of a `Job`, by default from the settings; raise UsageError if invalid."""
     if is_async(job.function):
         return ASYNCIO
     kind = job.executor or default
@@ -140,7 +140,7 @@ def check_order(
 def check_pool(
     name: str, order: str, batch: int | None, checkpoint: str, policy: Policy | None
 ) -> None:
-    """Raise UsageError for options that a job of pools cannot have."""
+    """Raise UsageError for options that are invalid for a job of pools."""
     given = {"order": order != "queue", "batch": batch, "checkpoint": checkpoint != "interval"}
     given["then='block'"] = policy is not None and policy.blocks
     for option in (option for option, is_given in given.items() if is_given):
@@ -150,7 +150,7 @@ def check_pool(
 def check_batch(
     name: str, batch: int | None, batch_wait_seconds: float, order: str, executor: str | None
 ) -> None:
-    """Raise UsageError, with the remedy, unless the job `name` can take such batches."""
+    """Raise UsageError, with the remedy, unless the job `name` can run such batches."""
     wait: Any = batch_wait_seconds
     if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= 3600:
         raise _invalid(

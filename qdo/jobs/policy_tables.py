@@ -11,9 +11,9 @@ Tables of the setting `policies` give queues policies by name. In a TOML file::
     exception = "requests.exceptions:Timeout"
     attempts = 100
 
-Omitted options are those of the policy of the queue's job, and those that it omits are those of
-the settings `attempts`, `backoff_seconds` and `backoff_max_seconds`. If several tables match a
-queue, only the one with the most literal characters applies.
+Omitted options come from the policy of the queue's job, and then from the settings `attempts`,
+`backoff_seconds` and `backoff_max_seconds`. If several tables match a queue, only the one with the
+most literal characters applies.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RuleTable:
 
 @dataclass(frozen=True, slots=True)
 class LiveRuleTable(RuleTable):
-    """A rule in the live settings, whose writers must not choose a module to import and run."""
+    """A rule in the live settings. Its writers must not be able to choose a module to import."""
 
     def _kind(self, where: str) -> Any:
         module, colon, path = self.exception.rpartition(":")
@@ -105,11 +105,11 @@ class QueuePolicy:
 
     @property
     def name(self) -> str:
-        """Its name in error messages."""
+        """The table's name in error messages."""
         return f"policies for {self.queues!r}"
 
     def override(self, below: PolicyInForce) -> PolicyInForce:
-        """Return a policy, changed by the options of this table."""
+        """Return a policy with the options of this table."""
         options: dict[str, Any] = {
             name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None
         }
@@ -127,7 +127,7 @@ def read_tables(
 ) -> tuple[QueuePolicy, ...]:
     """Return the tables of the setting `policies`, from an origin in brackets.
 
-    It checks all but exceptions, and imports nothing.
+    This checks everything except exceptions, and imports nothing.
     """
     tables = tuple(_table(each, f"policies{origin}", rule) for each in value)
     seen: set[str] = set()
@@ -190,7 +190,7 @@ def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str,
 def policy_for(
     queue: str, own: Policy | None, tables: Sequence[QueuePolicy], default: PolicyInForce
 ) -> PolicyInForce:
-    """Return the policy of a queue: values of its table, else of its job, else the default."""
+    """Return the policy of a queue: values of its table, its job or the default, in this order."""
     below = default if own is None else own.over(default)
     fitting = [table for table in tables if fnmatch.fnmatchcase(queue, table.queues)]
     if not fitting:
@@ -199,11 +199,11 @@ def policy_for(
 
 
 def may_overlap(one: str, other: str) -> bool:
-    """Return False if no queue can match both globs, because their beginnings differ."""
+    """Return False if the beginnings of two globs differ, so that no queue can match both."""
     first, second = (re.split(r"[*?[]", glob, maxsplit=1)[0] for glob in (one, other))
     return first.startswith(second) or second.startswith(first)
 
 
 def literal_characters(glob: str) -> int:
-    """Return the number of literal characters of a glob: the most specific glob has most."""
+    """Return the number of literal characters of a glob, a measure of how specific it is."""
     return sum(character not in "*?[]" for character in glob)

@@ -54,13 +54,13 @@ Kinds: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 ENDS: tuple[Then, ...] = get_args(Then)
 MAX_ATTEMPTS = 1_000_000
 MAX_SECONDS = 86_400.0
-# The longest pause that a job can request: timers overflow beyond it.
+# The longest pause that a job can request. Timers overflow for longer pauses.
 LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
-# Options that both a policy and a rule have.
+# Common options of policies and rules.
 OPTIONS = ("attempts", "backoff_seconds", "backoff_max_seconds", "then")
 RULE_OPTIONS = (*OPTIONS, "counts")
-# Errors of a job that sends or takes a lock, when a resource of the broker has run out, or when
-# nothing answers. They are compared by name: those of job processes arrive as names.
+# Errors of a job that sends or takes a lock while a service is unavailable or a resource of the
+# broker has run out. They are compared by name, because job processes report names.
 EXHAUSTED = {
     (kind.__module__, kind.__name__)
     for kind in (
@@ -80,11 +80,11 @@ def policy_fault(reason: str, where: str) -> PolicyError:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Options of a policy for some exceptions; omitted options are those of the policy.
+    """Options of a policy for some exceptions; omitted options come from the policy.
 
-    :ivar exception: an exception class or several; a rule also matches their subclasses.
-    :ivar counts: False: an attempt that ends with such an error does not count, however often, such
-        as ``qdo.Rule(psycopg.OperationalError, counts=False)`` for a database that may be away.
+    :ivar exception: one or more exception classes; a rule also matches their subclasses.
+    :ivar counts: False: attempts that end with such an error never count. Use
+        ``qdo.Rule(psycopg.OperationalError, counts=False)`` for a database that may be unavailable.
     """
 
     exception: Kinds
@@ -109,34 +109,34 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Its name in error messages."""
+        """The rule's name in error messages."""
         return f"the rule for {', '.join(kind.__name__ for kind in self.kinds)}"
 
     def options(self) -> Iterator[tuple[str, Any]]:
-        """Yield name and value of each option, None for omitted ones."""
+        """Yield the name and value of each option; the value is None for omitted options."""
         return ((name, getattr(self, name)) for name in OPTIONS)
 
     def fits(self, error: BaseException) -> bool:
-        """Return whether it matches an error, by the error's class: an instance may lie."""
+        """Return whether the rule matches an error, by its class, because an instance may lie."""
         return not set(self.kinds).isdisjoint(type(error).__mro__)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often and how fast a failed message is retried, and what happens then.
+    """The number and delays of a failed message's attempts, and the outcome after the last one.
 
     >>> qdo.Policy(attempts=3, rules=(qdo.Rule(KeyError, then="skip"),)).then
     'dead-letter'
 
-    `attempts`, `backoff_seconds` and `backoff_max_seconds` are by default those of the settings.
+    `attempts`, `backoff_seconds` and `backoff_max_seconds` default to the values in the settings.
 
     :ivar attempts: number of attempts of a message, including the first one.
-    :ivar backoff_seconds: maximum delay after the first attempt; it doubles with each attempt.
-    :ivar backoff_max_seconds: no delay is longer.
+    :ivar backoff_seconds: maximum delay after the first attempt. It doubles with each attempt.
+    :ivar backoff_max_seconds: upper limit of all delays.
     :ivar rules: different options for some exceptions; the first rule that matches an error wins.
-    :ivar then: what happens after the last attempt: "dead-letter", "block" or "skip".
+    :ivar then: the outcome after the last attempt: "dead-letter", "block" or "skip".
     :ivar jitter: ``"full"``: a random delay from 0 to the maximum; ``"equal"``: from its upper
-        half. Both keep queues that failed together from retrying together.
+        half. Both prevent queues that failed together from retrying together.
     :raises PolicyError: a value is invalid, or a rule can never match.
     """
 
@@ -154,17 +154,17 @@ class Policy:
         if self.jitter not in get_args(Jitter):
             raise policy_fault(f"jitter must be 'full' or 'equal', got {self.jitter!r}", "a policy")
         for rule in self.rules:
-            # A rule's omitted options come from the policy: only here are both limits known.
+            # A rule's omitted options come from the policy, so both limits are known only here.
             terms = _with(self, rule)
             _check_order(rule.name, terms.backoff_seconds, terms.backoff_max_seconds)
 
     @property
     def blocks(self) -> bool:
-        """Whether it may block a queue."""
+        """Whether the policy may block a queue."""
         return self.then == "block" or any(rule.then == "block" for rule in self.rules)
 
     def over(self, below: PolicyInForce) -> PolicyInForce:
-        """Return this policy, with the values of `below` where it has none.
+        """Return this policy; take its missing values from `below`.
 
         :raises PolicyError: a maximum is below the first delay.
         """
@@ -176,7 +176,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInForce(Policy):
-    """A policy that has all values."""
+    """A policy with all values set."""
 
     attempts: int
     backoff_seconds: float
@@ -191,7 +191,7 @@ class PolicyInForce(Policy):
         return next((rule for rule in self.rules if rule.fits(error)), None)
 
     def terms(self, error: BaseException) -> PolicyInForce:
-        """Return the policy for an error: this one, changed by the first rule that matches."""
+        """Return the policy for an error, with the options of the first matching rule."""
         rule = self.rule(error)
         return self if rule is None else _with(self, rule)
 
@@ -205,7 +205,7 @@ def _with(policy: _AnyPolicy, rule: Rule) -> _AnyPolicy:
 
 
 def check_options(where: str, options: dict[str, Any]) -> None:
-    """Raise PolicyError for invalid options; None stands for an omitted one."""
+    """Raise PolicyError for invalid options; None stands for an omitted option."""
     given = {name: value for name, value in options.items() if value is not None}
     if "attempts" in given:
         _check_attempts(where, given["attempts"])
@@ -294,12 +294,12 @@ def _checked_rules(rules: Any) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RetryMessage:
-    """Retry the message; its queue waits until then to keep the order."""
+    """Retry the message; its queue waits until the retry to keep the order."""
 
     after_seconds: float
-    # Whether the attempt counts as a failed one.
+    # Whether the attempt counts as failed.
     counts: bool = True
-    # For what it waits otherwise, in the log.
+    # The reason for waiting if the attempt does not count, for the log.
     waits_for: str = "its job"
 
 
@@ -339,7 +339,7 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
 
     :param chance: a random number in [0, 1) for the jitter.
     """
-    # Classes, not `isinstance`: an instance of an app's class may lie.
+    # Compare classes, not with `isinstance`, because an instance of an app's class may lie.
     kinds = type(error).__mro__
     if Stop in kinds:
         return StopWorker(_reason(error))
@@ -356,13 +356,13 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
 
 
 def lacks_resource(error: BaseException) -> bool:
-    """Return whether a job failed for want of a resource, which no message can change."""
+    """Return whether a job failed because a resource was missing, whatever the message."""
     kinds = type(error).__mro__
     return not EXHAUSTED.isdisjoint((kind.__module__, kind.__name__) for kind in kinds)
 
 
 def only_waits(error: BaseException, policy: PolicyInForce) -> bool:
-    """Return whether an attempt does not count as failed, because its job only has to wait."""
+    """Return whether an attempt does not count as failed because its job only needs to wait."""
     if lacks_resource(error):
         return True
     if Retry not in type(error).__mro__:
@@ -375,7 +375,7 @@ def only_waits(error: BaseException, policy: PolicyInForce) -> bool:
 
 
 def decide_crashed(attempts: int, reason: str, policy: PolicyInForce, chance: float) -> Decision:
-    """Return the decision after the process died in the last of `attempts`."""
+    """Return the decision after the process died during the last of `attempts`."""
     terms = policy.terms(WorkerCrashedError(reason=reason))
     if attempts >= terms.attempts:
         return _end(terms.then, reason)
@@ -391,7 +391,7 @@ def _end(then: Then, reason: str) -> DeadLetterMessage | SkipMessage | BlockQueu
 def _reason(error: BaseException) -> str:
     try:
         return one_line(error.reason)  # type: ignore[attr-defined]
-    except BaseException:  # noqa: BLE001 - an attribute may be anything, also missing
+    except BaseException:  # noqa: BLE001 - an attribute may be invalid or missing
         return describe(error)
 
 

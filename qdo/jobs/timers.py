@@ -1,8 +1,8 @@
-"""Timers: the clock sends their messages. A schedule is a pure function of two times.
+"""Timers, whose messages are sent by the clock. A schedule is a pure function of two times.
 
-Times are whole Unix seconds. An expression follows Debian's cron at clock changes: a time of day
-that a change leaves out comes at the end of the gap, and one that occurs twice comes once, except
-where the minute or the hour begins with ``*``.
+Times are whole Unix seconds. At clock changes, an expression follows Debian's cron. A skipped time
+of day occurs at the end of the gap, and a repeated time occurs once. This does not apply if the
+minute or the hour begins with ``*``.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from qdo.text import did_you_mean
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
-# zoneinfo takes 20 ms to import: only apps with cron expressions need it, and cronsim.
+# The import of zoneinfo takes 20 ms. Only apps with cron expressions need zoneinfo and cronsim.
 
 Missed: TypeAlias = Literal["once", "skip"]
 
-# Longest cron expression.
+# Maximum length of a cron expression.
 MOST_CHARACTERS = 200
-# Longest period of a timer.
+# Maximum period of a timer.
 MOST_SECONDS = 366 * 86_400
-# Missed occurrences that are counted: each takes 20 to 30 us, and they are counted in one go.
+# Maximum number of missed occurrences to count, at 20 to 30 us each, without a pause.
 MOST_COUNTED = 1000
-# Age from which `missed="skip"` sends no occurrence.
+# Age at which `missed="skip"` no longer sends an occurrence.
 SKIP_SECONDS = 60
-# 2000-01-01T00:00:00Z: an expression must match within fifty years from here.
+# 2000-01-01T00:00:00Z: an expression must match within fifty years of this time.
 _BEGIN = 946_684_800
-# Clocks change less often than twice within this time.
+# Clocks change at most once within this time.
 _DAY_SECONDS = 86_400
 _SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A time of a timer; `sends` is False if it is too old to be sent."""
+    """A due time of a timer; `sends` is False if it is too old to be sent."""
 
     at: int
-    # Number of earlier occurrences for which it stands, `MOST_COUNTED` for more.
+    # Number of missed occurrences that it replaces, at most `MOST_COUNTED`.
     missed: int = 0
     sends: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer as the app declares it, see `qdo.App.timer`."""
+    """A timer that the app declares, see `qdo.App.timer`."""
 
     name: str
     queue: str
@@ -80,10 +80,10 @@ class Timer:
         last = int(moment // 1)
         if not any(field.startswith("*") for field in cron.split()[:2]):
             times = CronSim(cron, datetime.fromtimestamp(last, zone))
-            # When an hour repeats, a local time resolves to its first occurrence.
+            # If an hour repeats, a local time means its first occurrence.
             return next(at for each in times if (at := int(each.timestamp())) > last)
-        # cronsim gets local times without a zone: it passes over minutes where clocks change by
-        # half an hour, and finds times that are left out at midnight.
+        # Pass local times without a zone: with zones, cronsim skips minutes where clocks change by
+        # half an hour, and returns times that a change at midnight skips.
         begin: int | None = last + 1
         while begin is not None:
             local = datetime.fromtimestamp(begin, zone).replace(tzinfo=None)
@@ -92,7 +92,7 @@ class Timer:
         return at
 
     def due(self, last: float, now: float) -> Occurrence | None:
-        """Return the occurrence to send after the recorded one, None if none is due."""
+        """Return the occurrence to send after the recorded occurrence, or None if none is due."""
         latest = self.after(last)
         missed = 0
         if latest > now:
@@ -106,7 +106,7 @@ class Timer:
         return Occurrence(latest, missed, self.missed == "once" or now - latest < SKIP_SECONDS)
 
     def check(self) -> None:
-        """Raise UsageError or SharedNameError for the first value that is not valid."""
+        """Raise UsageError or SharedNameError for the first invalid value."""
         every: Any = self.every_seconds
         checked_name("timer", self.name)
         check_queue_name(self.queue)
@@ -153,7 +153,7 @@ def _zones(name: Any) -> str:
 
 
 def _clock_change(zone: ZoneInfo, begin: int, end: int) -> int | None:
-    """Return the first second after `begin` with another offset, None if there is none to `end`."""
+    """Return the first second after `begin`, up to `end`, with another offset, or None."""
 
     def is_other(moment: int) -> bool:
         return datetime.fromtimestamp(moment, zone).utcoffset() != offset

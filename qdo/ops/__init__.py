@@ -1,8 +1,8 @@
-"""Operations for operators: functions that return frozen values and print nothing.
+"""Operator functions, which return frozen values and print nothing.
 
-Those that use the coordinator raise CoordinatorUnreachableError if the connection is lost, and
-NodeRefusedError or AuditRefusedError if the account may not read or change a node or write to the
-action log. Their docstrings name only further errors. `client` is None if the coordinator is a file
-that does not exist yet. `reason` and `by`, the operator if that is not the user of this process,
-are for the action log.
+Functions that use the coordinator raise CoordinatorUnreachableError if the connection is lost. They
+raise NodeRefusedError or AuditRefusedError if the account lacks a right on a node or on the action
+log. Docstrings name only further errors. `client` is None if the file of the coordinator does not
+exist yet. `reason` and `by` are for the action log; `by` is an operator other than the user of this
+process.
 """

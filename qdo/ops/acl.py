@@ -1,4 +1,4 @@
-"""The access control lists of an app's nodes: comparison with the settings, and correction."""
+"""Compares the access control lists of an app's nodes with the settings, and corrects them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class AclDifference:
 
 
 def acl_differences(client: Client, layout: Layout) -> list[AclDifference]:
-    """Return the nodes of an app whose list differs, children before parents."""
+    """Return the nodes of an app with a different list, children before parents."""
     return differences_of(client, list(_paths(client, layout.root)))
 
 
 def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
-    """Return those of these nodes whose list differs, in the same order."""
+    """Return the nodes with a different list, in the given order."""
     differences = []
     for path, answer in pipelined(client, client.get_acls_async, paths):
         expected = client.access.acl_of(path)
@@ -40,13 +40,13 @@ def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
 
 
 def apply_acls(client: Client, differences: Sequence[AclDifference]) -> dict[str, str]:
-    """Give these nodes their lists; return the paths that were refused, with the reasons."""
+    """Set the lists of these nodes; return the refused paths, with the reasons."""
 
     def send(path: str) -> Any:
         return client.set_acls_async(path, client.access.acl_of(path))
 
-    # In this order: the node of the app comes last. Workers with acl = "required" check it, and
-    # must not start while nodes below it are open.
+    # Keep this order: the node of the app comes last. Workers with acl = "required" check this
+    # node, and must not start while nodes below it are open.
     paths = [each.path for each in differences]
     return {
         path: describe(answer)

@@ -19,7 +19,7 @@ def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
 
 
 def check_reset(client: Client, layout: Layout) -> None:
-    """Raise RejectedError if workers use the broker file: they would not notice the change."""
+    """Raise RejectedError if workers use the broker file: they would not notice a reset."""
     workers = names_below(client, layout.workers)
     if workers:
         app = layout.root.rpartition("/")[2]
@@ -31,7 +31,7 @@ def check_reset(client: Client, layout: Layout) -> None:
 
 
 def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
-    """Forget the broker file if `check_reset` allows it: the next worker that registers decides."""
+    """Forget the broker file if `check_reset` allows it. The next worker that registers sets it."""
     check_reset(client, layout)
     with AuditTrail(client, layout, "admin broker file --reset", reason).change("broker") as entry:
 

@@ -1,9 +1,9 @@
 """Cancel messages, so that they never run.
 
-A delayed message is deleted at the broker, and the action log remembers its id. A message that
-waits in its queue is recorded as cancelled in the queue's node. If a worker owns the queue, only
-that worker knows what it has started: it is asked, and records the others. Otherwise the node
-itself knows, and is changed at the version that was read.
+A command deletes a delayed message at the broker; the action log records its id. For a message that
+waits in its queue, the queue's node records the cancellation. Only the owner of a queue knows which
+messages it has started, so the command asks the owner to record the others. Without an owner, the
+command changes the node itself, at the version that it read.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from qdo.text import join_some
 
 NOT_FOUND = "not-found"
 UNKNOWN = "unknown"
-# Further outcomes: no message has the name; the owner did not answer, so the message may be
-# cancelled or not; and what a plan shows for messages that it would cancel.
+# Further outcomes: no message has the name; the owner did not answer, so the outcome is unknown;
+# and the message would be cancelled (in a plan).
 WAITING = "waiting"
 DELAYED = "delayed"
 SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
-# The outcome of each message, by its position, and why it is not certain.
+# The outcome of each message by position, and the reason why the outcome is uncertain.
 Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
 # Ids that fit into one text of an entry of the action log.
 _IDS_IN_TEXT = 13
 _PAUSE_SECONDS = 0.1
-# How often a command checks that the worker is still registered.
+# Interval at which a command checks that the worker is still registered.
 _LOOK_SECONDS = 0.5
 _TOO_MANY = (
     f"queue {{!r}} may have at most {MAX_CANCELLED} cancelled messages that it has not passed; let"
@@ -76,14 +76,14 @@ class Cancellation:
     # The message's id; None if it was not found.
     id: str | None
     position: int | None
-    # A value of `CancelOutcome`, or one of the further outcomes of this module.
+    # A value of `CancelOutcome`, or a further outcome of this module.
     outcome: str
-    # Why the owner did not answer, what it said, or why the message may have run.
+    # The reason of the owner, or why the owner did not answer or the message may have run.
     reason: str = ""
 
 
 def check_cancelling(broker: Broker) -> None:
-    """Raise UnsupportedError unless a broker can cancel: else only a worker knows the ids."""
+    """Raise UnsupportedError unless the broker can cancel, because only a worker knows the ids."""
     if not broker.capabilities.peek:
         raise UnsupportedError(
             broker="SQS",
@@ -103,15 +103,15 @@ def cancel(
     logged: bool = True,
     really: bool = True,
 ) -> list[Cancellation]:
-    """Cancel messages that wait or are delayed; return what became of each.
+    """Cancel waiting and delayed messages; return the result for each.
 
-    Two operators may do this at once, and it may be repeated.
+    Two operators may do this at the same time. The call may be repeated.
 
-    :param timeout_seconds: how long the owner of the queue may take to answer.
-    :param logged: False: without entries in the action log. A delayed message that was cancelled
-        before is then not found.
-    :param really: False: only return what would happen, from the recorded state.
-    :raises UnsupportedError: the broker cannot cancel; or the owner is too old.
+    :param timeout_seconds: maximum time for the owner of the queue to answer.
+    :param logged: False: write no entries to the action log. A later call then does not find a
+        cancelled delayed message.
+    :param really: False: only return the expected results, from the recorded state.
+    :raises UnsupportedError: the broker cannot cancel, or the owner has too old a version.
     """
     broker = fleet.broker
     client = fleet.client
@@ -129,7 +129,7 @@ def cancel(
         return [_planned(broker, known, name, messages.get(name), gone) for name in ids]
     work = _Work(fleet, client, queue, reason, logged)
     moved = work.discard([each for each in messages.values() if each.delayed is not None])
-    if moved:  # they became due meanwhile
+    if moved:  # they have become due
         again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
         messages = {**messages, **again}
     positions = sorted({each.position for each in messages.values() if each.position is not None})
@@ -142,8 +142,8 @@ def cancel(
 
 
 def _cancelled_before(fleet: Fleet, queue: str, ids: Set[str]) -> Set[str]:
-    """Return which of these ids are of delayed messages that an operator has cancelled."""
-    # The broker has forgotten them. Without the right to read the log, none is found.
+    """Return the ids that belong to delayed messages that an operator has cancelled."""
+    # The broker has deleted these messages. Without the right to read the log, return no ids.
     cancelled: set[str] = set()
     if fleet.client is not None and ids:
         with suppress(NodeRefusedError):
@@ -185,7 +185,7 @@ def _planned(
 
 
 def check_outcomes(queue: str, results: Sequence[Cancellation]) -> None:
-    """Raise NotFoundError if the queue has no message, PartialFailureError if it kept one."""
+    """Raise NotFoundError if no message was found, PartialFailureError if one was not cancelled."""
     failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
     if failed and all(each.outcome == NOT_FOUND for each in results):
         names = join_some([each.name for each in failed])
@@ -204,12 +204,12 @@ def _outcome(broker: Broker, node: QueueNode, position: int) -> CancelOutcome:
 
 
 class _OwnedByAnother(Exception):
-    """A worker has claimed the queue meanwhile."""
+    """Another worker has claimed the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The cancelling of messages of one queue."""
+    """Cancels messages of one queue."""
 
     fleet: Fleet
     client: Client
@@ -243,10 +243,10 @@ class _Work:
         return {id for number, id in numbers.items() if number not in gone}
 
     def cancel(self, positions: Sequence[int], deadline: float) -> Outcomes:
-        """Cancel messages that have a position; return outcome and reason of each."""
+        """Cancel messages that have a position; return the outcome and reason of each."""
         why = dead = ""
-        # The owner of the queue may change at any time. So this begins again until the owner has
-        # answered, or the node was changed while it had none.
+        # The owner of the queue may change at any time. Repeat until the owner has answered, or the
+        # node was changed while the queue had no owner.
         while True:
             owner = self._live_owner()
             answers: Mapping[int, CancelOutcome] | None = None
@@ -265,7 +265,7 @@ class _Work:
             self.client.handler.sleep_func(_PAUSE_SECONDS)
 
     def _unanswered(self, positions: Sequence[int], why: str) -> Outcomes:
-        """Return what the node shows of messages after the owner has not answered in time."""
+        """Return the outcomes in the node if the owner has not answered in time."""
         node = self._node()
         outcomes = {each: _outcome(self.fleet.broker, node, each) for each in positions}
         waiting = CancelOutcome.CANCELLED
@@ -281,8 +281,8 @@ class _Work:
         return node
 
     def _live_owner(self) -> str | None:
-        """Return the owner if its session may be open, else None."""
-        # Its node is read after the queue's: an owner without a node is gone for good.
+        """Return the owner if its session may be open, or else None."""
+        # Read the owner's node after the queue's node: an owner without a node will not return.
         owner = self._node().owner
         return owner if owner and self._lives(owner) else None
 
@@ -365,10 +365,10 @@ class _Work:
 
 
 def _with_reason(outcome: CancelOutcome | None, why: str, dead: str = "") -> tuple[str, str]:
-    """Return outcome and reason of one message; a silent earlier owner may have cancelled it."""
+    """Return the outcome of a message, and the reason why it is uncertain."""
     if outcome is None or (why and outcome is CancelOutcome.DONE):
         return UNKNOWN, why
-    # A dead owner may have run it since its last checkpoint.
+    # A dead owner may have run the message since its last checkpoint.
     if dead and outcome is CancelOutcome.CANCELLED:
         return outcome.value, f"it may have run: {dead} has died without releasing the queue"
     return outcome.value, ""

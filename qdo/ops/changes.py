@@ -1,4 +1,4 @@
-"""Changes of an app: between two looks, and before the first. Pure functions."""
+"""Changes of an app between two readings, and before the first reading. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qdo.ops.items import Judged
 from qdo.ops.worker_status import WorkerStatus, deaths, lost_workers
 from qdo.text import iso_time, pluralize, shorten
 
-# The kinds of changes that are not commands.
+# Kinds of changes that are not commands.
 KINDS = ("state", "owner", "queue", "worker")
-# Changes of one kind that are listed one by one.
+# Maximum number of changes of one kind that are listed individually.
 MOST_OF_A_KIND = 20
 _NAMES = 3
 _NAME_CHARACTERS = 60
@@ -22,7 +22,7 @@ _NAME_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A change; `before` and `after` are "" for nothing."""
+    """A change; `before` and `after` are "" if there is no value."""
 
     # "worker", "queue", "owner" or "state"; for a command of an operator, its name.
     kind: str
@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSum(Difference):
-    """Many changes at once; its subject has their number and the first names."""
+    """A group of changes. Its subject contains their number and the first names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Look:
 
     judged: Judged
     workers: Sequence[str]
-    # The newest of the action log, the newest first.
+    # The newest entries of the action log, the newest first.
     entries: Sequence[AuditEntry]
     # See `ends_of`.
     ends: Sequence[tuple[float, Difference]] = ()
@@ -53,10 +53,10 @@ class Look:
 def ends_of(
     workers: Sequence[WorkerStatus], since: float = 0.0
 ) -> Iterator[tuple[float, Difference]]:
-    """Yield the ends that were no shutdowns, with Unix times: why a worker is gone.
+    """Yield the ends of processes without a shutdown, with Unix times.
 
-    :param workers: the registered workers. The leader among them reports the lost ones, each the
-        processes that it replaces.
+    :param workers: the registered workers. The leader among them reports the lost workers. Each
+        worker reports the dead processes that it replaced.
     """
     for lost in lost_workers(workers, since):
         reason = f"it released none of its queues: {lost.process or 'host unknown'}"
@@ -68,7 +68,7 @@ def ends_of(
 
 
 def changes(before: Look, after: Look) -> Iterator[Difference]:
-    """Yield what has changed: commands first, because they are often why the rest has."""
+    """Yield the changes: commands first, because they often cause the other changes."""
     seen = {entry.id for entry in before.entries}
     for entry in reversed(after.entries):
         if entry.id not in seen:
@@ -104,7 +104,7 @@ def past_changes(
     """Return the recorded changes, with Unix times, oldest first.
 
     :param workers: the registered workers.
-    :param since: Unix time; earlier changes are left out.
+    :param since: Unix time; earlier changes are omitted.
     """
     found = [(entry.at, _command(entry)) for entry in entries]
     found += [
@@ -135,10 +135,10 @@ def _came_and_went(kind: str, before: Iterable[str], after: Iterable[str]) -> It
 
 
 def summed_up(found: Iterable[Difference], most: int = MOST_OF_A_KIND) -> list[Difference]:
-    """Return at most so many changes of each kind, and the largest groups of those with more.
+    """Return a limited number of changes of each kind; group a kind with more changes.
 
-    A group has the same values. Its subject has the number and the first names: if a worker with
-    30,000 queues dies, 60,000 changes become a handful.
+    The changes of a group have the same values. Its subject has the number and the first names. If
+    a worker with 30,000 queues dies, 60,000 changes become a few groups.
     """
     kinds: dict[str, list[Difference]] = {}
     for each in found:

@@ -1,12 +1,12 @@
 """Export the recorded positions of queues as JSON lines, and import them.
 
-The first line names the app, the kind of its broker, and the number of lines that follow. So a
-file that was cut short is not imported, and neither is that of another app.
+The first line names the app, the kind of its broker, and the number of lines that follow. Therefore
+an import rejects a truncated file and the file of another app.
 
-An import moves queues to the positions of a file: it plans first, then executes queue by queue.
-Each queue is moved in a transaction of its own, like a seek. Its node then has the id of the file.
-So an import that was interrupted can be repeated: it skips the queues that it has moved,
-however far their workers are by then.
+An import moves queues to the positions of a file: it plans first, then moves each queue in a
+separate transaction, like a seek. The queue's node then has the id of the file. An operator can
+repeat an interrupted import: it skips the queues that it has moved, even if their workers have
+continued.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ SCHEMA = "qdo.checkpoints/1"
 MAX_LINE_BYTES = 65_536
 _MAX_POSITION = 1000
 _MAX_ID = 40
-# What an import does with a queue: moves it; creates its node, because the coordinator has none;
-# nothing, because it is there, or because this file has moved it before; nothing, because it has no
-# such position.
+# The effect of an import on a queue: move it; create its missing node; skip it, because it is there
+# or this file has moved it before; skip it, because the position does not exist.
 MOVE = "move"
 CREATE = "create"
 SAME = "same"
@@ -59,12 +58,12 @@ READ_AT_ONCE = 1000
 class CheckpointFile:
     """The first line of a file."""
 
-    # Random name of the export. A queue node that was moved by an import has it.
+    # Random name of the export. An import writes it into each queue node that it moves.
     id: str
     app: str
     # The kind of the app's broker, such as "sqlite".
     broker: str
-    # When it was exported, ISO 8601 in UTC.
+    # Time of the export, ISO 8601 in UTC.
     time: str
     queues: int
 
@@ -79,11 +78,11 @@ class Checkpoint:
     queue: str
     # UUIDv1 time; 0 before the first message.
     last: int
-    # The broker's own position, None if it has none.
+    # The broker's own position, or None.
     position: str | None = None
-    # How often operators had moved the queue.
+    # Number of times that operators had moved the queue.
     seek: int = 0
-    # Number of failing messages, which nothing but this line remembers.
+    # Number of failing messages, which only this line records.
     failing: int = 0
 
     def encode(self) -> str:
@@ -102,11 +101,11 @@ class Checkpoint:
 def read_file(
     lines: Iterable[bytes], source: str, app: str, broker: str
 ) -> tuple[CheckpointFile, list[Checkpoint]]:
-    """Return the checkpoints of a file, all of them checked.
+    """Check the checkpoints of a file, and return them.
 
-    :param broker: the kind of the broker that the app has now.
+    :param broker: the kind of the app's current broker.
     :raises CheckpointFileError: a line is damaged, or lines are missing.
-    :raises UsageError: it is the file of another app, or of another kind of broker.
+    :raises UsageError: the file belongs to another app or another kind of broker.
     """
     parsed = _values(lines, source)
     where, value = next(parsed, (f"line 1 of {source}", None))
@@ -196,11 +195,11 @@ class ImportStep:
 
     queue: str
     outcome: str
-    # The recorded position, None without a node, or if it cannot be read.
+    # The recorded position; None if the node does not exist or cannot be read.
     before: QueuePosition | None
-    # The position after which the queue resumes, None if it is skipped.
+    # The position after which the queue resumes; None if the queue is skipped.
     after: QueuePosition | None
-    # Why it is skipped, or why it gets another position than that in the file.
+    # Why the queue is skipped, or gets another position than in the file.
     note: str | None = None
     error: str | None = None
     done: bool = False
@@ -233,7 +232,7 @@ def _step(
         after, note = _placed(broker, checkpoint)
     except UnreachableError:
         raise
-    except QdoError as error:  # one shard that cannot be read hides no other
+    except QdoError as error:  # an unreadable shard must not hide the others
         return ImportStep(queue, SKIPPED, before, None, str(error))
     if after is None:
         return ImportStep(queue, SKIPPED, before, None, note)
@@ -266,7 +265,7 @@ def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | Non
 
 
 def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> ImportStep:
-    """Move one queue; return the step, done or with the error of its node."""
+    """Move one queue; return the executed step, or the step with the error of the node."""
     # The owner of the queue finishes its message in flight and resumes from the new position.
     if step.after is None or step.outcome == IMPORTED:
         return step
@@ -295,16 +294,16 @@ def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> I
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The recorded positions of queues; `faults` says by queue why one cannot be read."""
+    """The recorded positions of queues; `faults` has the reason for each unreadable queue."""
 
     checkpoints: list[Checkpoint]
     faults: Mapping[str, str]
 
 
 def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
-    """Return the positions of the matching queues, by name. Reads only.
+    """Return the positions of the matching queues, by name. Changes nothing.
 
-    Queues that no longer exist at the broker are left out; finished shards are not.
+    Queues that no longer exist at the broker are omitted, but finished shards are included.
     """
     listed = names_below(client, layout.queues)
     names = [name for name in listed if fnmatchcase(name, glob)]

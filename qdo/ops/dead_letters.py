@@ -1,6 +1,7 @@
 """Find, group, retry, discard and export dead letters, and show the bodies of stored messages.
 
-A failed request is a dead letter of its pool: operators find, retry and discard both in one place.
+A failed request is a dead letter of its pool. Operators find, retry and discard both kinds in one
+place.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from qdo.text import describe, iso_time
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
-# Deepest nesting of a body that commands show as JSON: Python cannot indent 400 levels.
+# Maximum nesting of a body that commands show as JSON. Python cannot indent 400 levels.
 MAX_DEPTH = 100
 CHUNK_LETTERS = 100
-# Limits of one transaction that retries or discards; its first dead letter may be larger.
+# Limits of a transaction that retries or discards. Only the first dead letter may be larger.
 CHUNK_BYTES = 16 * 1024 * 1024
 KIND_CHARACTERS = 200
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 
 
 def message_id(broker: Broker, position: int, headers: str | None = None) -> str:
-    """Return the id of a stored message: its position gives it, or a header has an earlier one."""
+    """Return the id of a stored message, from its position, or an earlier id from a header."""
     earlier = (parsed(headers) or {}).get(ID)
     if isinstance(earlier, str) and earlier:
         return earlier
@@ -58,7 +59,7 @@ def message_id(broker: Broker, position: int, headers: str | None = None) -> str
 def decrypted(
     queue: str, body: bytes, headers: str | None, vault: BodyVault | None
 ) -> tuple[bytes, str | None, str | None]:
-    """Return body and headers of a message, decrypted, and why they could not be.
+    """Return the decrypted body and headers of a message, and the reason if decryption failed.
 
     :param vault: decrypts the body; None without keys.
     """
@@ -74,7 +75,7 @@ def decrypted(
 
 
 def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
-    """Return `body` if it is JSON that a copy can hold, and `body_base64` otherwise."""
+    """Return the body as `body` if it is JSON that a copy can hold, else as `body_base64`."""
     read = parsed(headers)
     if not (read and is_raw(read)):
         try:
@@ -89,24 +90,24 @@ def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A selection of dead letters."""
+    """Selects dead letters."""
 
     queues: str = "*"
     # Text that the error contains, ignoring case.
     error: str | None = None
-    # Minimum age as a dead letter.
+    # Minimum time since the message became a dead letter.
     older_seconds: float | None = None
-    # Maximum age as a dead letter.
+    # Maximum time since the message became a dead letter.
     newer_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter with the id of its message or request."""
+    """A dead letter, with the id of the message or request."""
 
     id: str
-    # Of a failed request: its pool is the queue, the worker and the number of its last take are
-    # worker and fence, and it has no position.
+    # For a failed request, the queue is its pool, worker and fence are the worker and number of its
+    # last take, and the position is missing.
     entry: DeadLetterEntry
     # The failed request without its body, None for a message.
     request: RequestRecord | None = None
@@ -117,18 +118,18 @@ class Letter:
 
     @property
     def name(self) -> str:
-        """JSON that names it among all dead letters: kind, queue or pool, and place."""
+        """Unique name of the dead letter, as JSON: kind, queue or pool, and place."""
         return json.dumps([self.kind, self.entry.queue, self.place])
 
     @property
     def place(self) -> str:
-        """What names it in its queue or pool: its position, or the id of a request."""
+        """Its name in the queue or pool: the position of a message, or the id of a request."""
         return str(self.entry.position) if self.request is None else self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The dead letters that were found by name."""
+    """The dead letters that `named` found."""
 
     letters: tuple[Letter, ...]
     missing: tuple[str, ...]
@@ -139,11 +140,11 @@ class LetterResult:
     """The result of retrying or discarding one dead letter."""
 
     letter: Letter
-    # False if it no longer existed: another operator was faster.
+    # False if the dead letter no longer existed, because another operator was faster.
     done: bool
     # New position of the message after a retry.
     position: int | None = None
-    # Why it stays a dead letter, None if it does not.
+    # Why it remains a dead letter, or None if it does not.
     error: str | None = None
 
 
@@ -165,7 +166,7 @@ def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
 
 
 def _failed(broker: Broker, pool: str | None) -> list[Letter]:
-    """Return the failed requests of a pool, or of all, as dead letters."""
+    """Return the failed requests of a pool, or of all pools, as dead letters."""
     if not broker.capabilities.requests:
         return []
     requests = broker.requests.records(pool, (OVER,), sys.maxsize, outcome=FAILED)
@@ -205,24 +206,24 @@ class ErrorGroup:
 
     # "message" or "request" for dead letters, "timer", or "outbox" for refused messages.
     kind: str
-    # With numbers and ids replaced by "#".
+    # The error, with "#" in place of numbers and ids.
     error: str
     count: int
-    # Number of their queues, pools, timers or tables.
+    # Number of affected queues, pools, timers or tables.
     queues: int
-    # Unix time of the oldest one, as `newest` of the newest; None if it is unknown.
+    # Unix time of the oldest failure, or None; `newest` is the time of the newest failure.
     oldest: float | None = None
     newest: float | None = None
 
 
 def error_kind_of(error: str) -> str:
-    """Return an error with "#" for the parts that differ from message to message."""
+    """Return an error with "#" in place of the parts that differ between messages."""
     text = _VARYING.sub("#", error)
     return text if len(text) <= KIND_CHARACTERS else f"{text[:KIND_CHARACTERS]}..."
 
 
 def grouped(letters: Sequence[Letter]) -> list[ErrorGroup]:
-    """Return the kinds of errors of dead letters, the most frequent first."""
+    """Return the kinds of errors in dead letters, the most frequent first."""
     kinds: dict[tuple[str, str], list[DeadLetterEntry]] = {}
     for each in letters:
         kinds.setdefault((each.kind, error_kind_of(each.entry.error)), []).append(each.entry)
@@ -243,7 +244,8 @@ def grouped(letters: Sequence[Letter]) -> list[ErrorGroup]:
 def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
     """Return the dead letters of a queue or pool with these ids or positions.
 
-    :raises UsageError: a name is neither, or is the id of several dead letters.
+    :raises UsageError: a name is neither an id nor a position, or is the id of several dead
+        letters.
     """
     letters = [_letter(broker, entry) for entry in broker.dead_letters.find(queue)]
     failed = {each.id: each for each in _failed(broker, queue)}
@@ -266,7 +268,7 @@ def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
 
 
 def _is_named(letter: Letter, name: str, broker: Broker) -> bool:
-    # Also accept the id that its position would give: log lines may contain it.
+    # Also accept the id that belongs to the position, because log lines may contain it.
     by_position = message_id(broker, letter.entry.position)
     return name.lower() in (letter.id, by_position, str(letter.entry.position))
 
@@ -299,13 +301,13 @@ def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
 
 
 def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
-    """Send dead letters again in their order: each becomes the newest message of its queue.
+    """Send dead letters again in their order. Each becomes the newest message of its queue.
 
     A failed request waits again in its pool.
 
-    Yields each result as soon as it is certain. One that the broker refuses concerns no other;
-    behind one whose queue is busy, those of its queue stay, too. After an error, those that were
-    not yielded are still dead letters.
+    Yields each result as soon as it is certain. If the broker refuses a dead letter, the others
+    continue. If a queue is busy, its remaining dead letters stay. After an error, dead letters
+    without a result are unchanged.
     """
     busy: set[str] = set()
 
@@ -317,7 +319,7 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
         free = [each for each in chunk if each.entry.queue not in busy]
         if broker.capabilities.lasting_dedup:
             sent = send_each(free, move, lambda each: each.entry.queue)
-        else:  # SQS and Kinesis may have sent some of those that they refuse together
+        else:  # SQS and Kinesis may have sent a part of a refused group
             sent = Passage(list(zip(free, move(free), strict=True)))
         for letter, position in sent.done:
             yield LetterResult(letter, position is not None, position)
@@ -337,7 +339,7 @@ def _messages(letters: Sequence[Letter]) -> list[Letter]:
 
 
 def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
-    """Delete dead letters permanently; yields like `retry`."""
+    """Delete dead letters permanently; yield results like `retry`."""
     for chunk in _chunks(_messages(letters)):
         gone = broker.dead_letters.discard([_key(each) for each in chunk])
         for letter, done in zip(chunk, gone, strict=True):
@@ -346,7 +348,7 @@ def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]
 
 
 def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iterator[LetterResult]:
-    """Act on each failed request; one that the broker refuses concerns no other."""
+    """Act on each failed request; if the broker refuses one, continue with the others."""
     for letter in letters:
         if letter.request is None:
             continue
@@ -361,7 +363,7 @@ def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iter
 
 
 def sent_time(position: int, positions: Positions) -> str:
-    """Return the time at which the message with a position was sent, in ISO 8601."""
+    """Return the send time of the message with a position, in ISO 8601."""
     return format_position(positions.to_time(position))
 
 
@@ -379,7 +381,7 @@ def exported(
     """Return a complete dead letter as a JSON value.
 
     The key of the body is `body` if it is JSON that a copy can hold, and `body_base64` otherwise.
-    A body that cannot be decrypted stays encrypted, and `body_error` has the reason.
+    If decryption fails, the body stays encrypted, and `body_error` has the reason.
 
     :param vault: decrypts the body; None without keys.
     """

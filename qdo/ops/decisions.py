@@ -1,6 +1,6 @@
-"""Decide about messages that fail, run or block their queues, for operators.
+"""Operators' decisions about messages that fail, run or block their queues.
 
-Only the owner of a queue knows which messages run: it is asked if a message has not failed.
+Only the owner of a queue knows the running messages, so it is asked if a message has not failed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMANDS: Mapping[OperatorDecision, str] = {
     "skip": "skip",
     "dead-letter": "dead-letters add",
 }
-# How long the owner of a queue may take to tell which messages run.
+# Maximum time for the owner of a queue to name the running messages.
 ASK_SECONDS = 5.0
 
 
@@ -57,15 +57,15 @@ def decide(
 ) -> tuple[FailureRecord, ...]:
     """Decide about messages that fail, run or block a queue; return their failure records.
 
-    The queue's present or next owner executes the decision at once. "retry" runs a message again,
-    with its attempts counted from 1; "skip" skips it; "dead-letter" stores it as a dead letter with
-    its error. The latter two end an attempt that runs. About all of the messages it is decided in
-    one transaction, or about none.
+    The queue's present or next owner executes the decision immediately. "retry" retries a message
+    and counts its attempts from 1. "skip" skips it. "dead-letter" stores it as a dead letter with
+    its error. The latter two end a running attempt. One transaction records the decision for all
+    messages, or for none.
 
     :param which: positions of messages, "first" or "all".
-    :param logged: False: without an entry in the action log.
-    :raises NotFailingError: no message fails, or not all of these, or an operator has decided about
-        one of them.
+    :param logged: False: write no entry to the action log.
+    :raises NotFailingError: no message fails, one of these does not fail, or an operator has
+        already decided about it.
     """
     with AuditTrail(client, layout, COMMANDS[decision], reason, by).change(queue) as entry:
 
@@ -84,7 +84,7 @@ def decide(
 def check_store(broker: str) -> None:
     """Raise UnsupportedError if the broker at an address cannot keep dead letters."""
     if not kind_of(broker).keeps_dead_letters(broker):
-        # The owner could not execute the decision, and it cannot be revoked.
+        # The owner could not execute the decision, and an operator could not revoke it.
         raise UnsupportedError(
             broker="Kinesis",
             what="store dead letters",
@@ -97,12 +97,12 @@ def check_store(broker: str) -> None:
 class DecisionPlan:
     """The messages that an operator named."""
 
-    # The node of the queue, in which those of `running` fail as well.
+    # The node of the queue, in which the messages of `running` also fail.
     node: QueueNode
-    # The ids of its failing messages, by position.
+    # The ids of the queue's failing messages, by position.
     ids: Mapping[int, str | None]
     which: Which
-    # Records of messages that run and have not failed.
+    # Records of running messages that have not failed.
     running: tuple[FailureRecord, ...]
 
 
@@ -118,7 +118,7 @@ def plan_decision(
 ) -> DecisionPlan:
     """Find the messages that an operator names: by id or position, the first, or all.
 
-    :raises UnreachableError: the owner does not tell which messages run.
+    :raises UnreachableError: the owner does not name the running messages.
     """
     node = read_queue(client, layout, queue)
     ids = ids_of(broker, positions, queue, node)
@@ -137,7 +137,7 @@ def _running(
     ids: Mapping[int, str | None],
     names: Sequence[str],
 ) -> dict[str, FailureRecord]:
-    """Return failure records for those named messages that have not failed and run now, by id."""
+    """Return failure records for named messages that run and have not failed, by id."""
     known = {*map(str, ids), *ids.values()}
     unknown = {name.lower() for name in names}.difference(known)
     if not unknown or not node.owner:
@@ -173,7 +173,7 @@ def which_of(
     names: Sequence[str],
     every: bool,
 ) -> Which:
-    """Return which failing messages an operator names; raise NotFailingError for others."""
+    """Return the failing messages that an operator names; raise NotFailingError for others."""
     positioned = tuple(_position(queue, name, node.failures, ids) for name in names)
     return positioned or ("all" if every else "first")
 
@@ -190,7 +190,7 @@ def _position(
 
 
 def id_of(broker: Broker | None, positions: Positions, queue: str, position: int) -> str | None:
-    """Return the id of a message; None if it is unknown."""
+    """Return the id of a message, or None if it is unknown."""
     if positions is not TIME_POSITIONS:
         return positions.message_id(position, 0)
     # A message that was delayed has its id in a header.

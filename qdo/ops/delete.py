@@ -1,4 +1,4 @@
-"""Delete queues: at the broker, and their nodes."""
+"""Deletes queues at the broker, and their nodes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from qdo.system.clock import polls
 
 _log = logging.getLogger(__name__)
 
-# Dead letters that one transaction deletes.
+# Maximum number of dead letters that one transaction deletes.
 _AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """The messages of a queue at one time. Later ones are not deleted with it."""
+    """The messages of a queue at one time. A deletion keeps later messages."""
 
-    # Position of the newest message that waits.
+    # Position of the newest waiting message.
     newest: int
     delayed: Sequence[int]
     dead: Sequence[int]
@@ -44,18 +44,18 @@ class Deletion:
     """The parts of one queue that a deletion removes."""
 
     queue: str
-    # The worker that must release it first, None if there is none.
+    # The worker that must release the queue first, or None.
     owner: str | None
-    # Number of messages that wait, as `delayed` and `dead_letters` are numbers.
+    # Number of waiting messages; `delayed` and `dead_letters` are numbers, too.
     waiting: int
     delayed: int
     dead_letters: int
     stored: bool
-    # The messages that may be deleted with the queue, None if none may.
+    # The messages that may be deleted with the queue, or None.
     contents: QueueContents | None = None
 
     def check_empty(self) -> None:
-        """Raise QueueNotEmptyError for a queue with messages that are not done."""
+        """Raise QueueNotEmptyError for a queue with unfinished messages."""
         if self.waiting or self.delayed or self.dead_letters:
             raise QueueNotEmptyError(
                 queue=self.queue,
@@ -68,9 +68,10 @@ class Deletion:
 def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> Deletion:
     """Return what a deletion removes, without changing anything.
 
-    :param with_messages: the messages that the queue has now may be deleted with it.
-    :raises QueueNotEmptyError: it has messages that are not done, and `with_messages` is not set.
-    :raises ShardStateError: it is a shard that gets messages, or for whose end others wait.
+    :param with_messages: the current messages of the queue may be deleted with it.
+    :raises QueueNotEmptyError: the queue has unfinished messages, and `with_messages` is not set.
+    :raises ShardStateError: the queue is a shard that gets messages, or other shards wait for its
+        end.
     """
     broker = fleet.broker
     node = fleet.node(queue)
@@ -82,7 +83,7 @@ def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> D
     owner = node.owner or None if node is not None else None
     if not stored:
         return Deletion(queue, owner, 0, 0, 0, stored=False)
-    # Read this before counting: the numbers that an operator confirms are not too small.
+    # Read this before counting, so that an operator does not confirm too small numbers.
     contents = _contents(broker, queue) if with_messages else None
     node = node or NEW
     backlog = backlog_of(broker, queue, node, done_of(broker, node))
@@ -106,12 +107,12 @@ def delete(
 ) -> None:
     """Delete a queue: let its owner release it, delete it at the broker, then delete its node.
 
-    Repeated after an interruption, it completes the deletion. A queue that received a message
-    since the plan is restored, and keeps that message. Later messages create the queue again.
+    A repetition completes an interrupted deletion. If the queue received a message since the plan,
+    it is restored with that message. Later messages create the queue again.
 
-    :param timeout_seconds: how long the owner may take to finish its running jobs.
-    :raises QueueNotEmptyError: it has messages that are not part of the plan.
-    :raises QueueOwnedError: its owner did not release it in time.
+    :param timeout_seconds: maximum time for the owner to finish its running jobs.
+    :raises QueueNotEmptyError: the queue has messages that are not part of the plan.
+    :raises QueueOwnedError: the owner did not release the queue in time.
     :raises UnsupportedError: the broker has the queue, and cannot delete queues.
     """
     queue = deletion.queue
@@ -119,8 +120,8 @@ def delete(
     if client is None:
         _delete_stored(fleet.broker, deletion, NEW)
         return
-    # The action log gets an entry before messages are deleted, and another one if the queue is
-    # restored. A repetition has its own.
+    # The action log gets an entry before messages are deleted, and another if the queue is
+    # restored. A repetition writes its own entries.
     audit = _DeletionAudit(client, fleet.layout, deletion, reason)
     node = NEW
     if fleet.node(queue) is not None:
@@ -137,7 +138,7 @@ def delete(
 
 
 def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
-    """Delete a queue at the broker with the contents that the plan found, and nothing else."""
+    """Delete a queue at the broker, with only the contents that the plan found."""
     queue = deletion.queue
     contents = deletion.contents
     if not deletion.stored:
@@ -158,7 +159,7 @@ def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
 
 
 class _DeletionAudit:
-    """Changes the node of a queue, with an entry in the action log for its deletion."""
+    """Changes the node of a queue; writes an entry for the deletion to the action log."""
 
     def __init__(self, client: Client, layout: Layout, deletion: Deletion, reason: str) -> None:
         self._client = client
@@ -186,7 +187,7 @@ class _DeletionAudit:
             queue_admin.restore(self._client, self._layout, self._queue, record=record)
 
     def removed(self) -> str:
-        """Delete the node; return its owner if it has one, see `queue_admin.remove`."""
+        """Delete the node; return the owner of the queue, if any, see `queue_admin.remove`."""
         with self._audit.change(self._queue) as entry:
 
             def removal() -> CreateOp:
@@ -221,7 +222,7 @@ def _released(fleet: Fleet, queue: str, timeout_seconds: float) -> QueueNode:
 
 
 def _end(broker: Broker, queue: str, node: QueueNode) -> int:
-    """Return a position up to which no message will run: those behind `last` may be cancelled."""
+    """Return the position up to which all messages are done or cancelled."""
     last = done_of(broker, node)
     cancelled = () if node.out_of_order is None else node.out_of_order.cancelled
     if cancelled and not backlog_of(broker, queue, node, last).count:

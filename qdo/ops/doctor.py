@@ -43,17 +43,17 @@ MOST_SERVERS = 15
 LEAST_VERSION = (3, 6, 0)
 SKEW_SECONDS = 2.0
 OLD_SECONDS = 60.0
-# Queue nodes whose rights are compared; `qdo admin acl check` compares all.
+# Maximum number of queue nodes whose rights are compared; `qdo admin acl check` compares all.
 ACL_QUEUES = 200
 # A leader does its chores about once a minute.
 CHORES_SECONDS = 300.0
 SLOW_LISTING_SECONDS = 2.0
-# Queues whose attributes are read where that is a request for each.
+# Maximum number of queues whose attributes are read if each costs a request.
 MOST_QUEUES = 50
 LITTLE_BYTES = 1 << 30
 TOO_LITTLE_BYTES = 100 << 20
 USUAL_FILES = 1024
-# Time limit of all checks together. Opening the coordinator and the broker comes on top.
+# Time limit of all checks together, without the time to open the coordinator and the broker.
 TOTAL_SECONDS = 8.0
 CHECK_SECONDS = 5.0
 # Time limit of the checks that `qdo status` makes.
@@ -65,7 +65,7 @@ JOBS_UNKNOWN = unknown("the jobs are not known", "name the app as MODULE:APP")
 
 
 def latency(case: Case) -> Diagnosis:
-    """Time a few reads of the node of the app."""
+    """Measure the time of a few reads of the app's node."""
     client = case.connected()
     times = []
     for _ in range(READS):
@@ -89,7 +89,7 @@ def servers(case: Case) -> Diagnosis:
 
 
 def server_versions(case: Case) -> Diagnosis:
-    """Look for versions that are too old or may lose transactions."""
+    """Find versions that are too old or may lose transactions."""
     none = "the coordinator is a database: no ZooKeeper server has a version"
     return _of_servers(case, judge_versions, none)
 
@@ -108,7 +108,7 @@ def _of_servers(
 
 
 def judge_servers(reports: list[ServerReport]) -> Diagnosis:
-    """Return whether the servers are one ensemble, all of it running."""
+    """Return whether the servers are one ensemble, and all of them run."""
     down = [f"{each.host} ({each.fault})" for each in reports if each.fault is not None]
     modes = sorted(each.mode for each in reports if each.mode)
     if modes.count("leader") > 1 or ("standalone" in modes and len(reports) > 1):
@@ -132,7 +132,7 @@ def judge_servers(reports: list[ServerReport]) -> Diagnosis:
 
 
 def judge_versions(reports: list[ServerReport]) -> Diagnosis:
-    """Return whether the servers keep what they acknowledge."""
+    """Return whether the servers keep acknowledged transactions."""
     versions = sorted({".".join(map(str, each.version)) for each in reports if each.version})
     if not versions:
         return unknown("no server reports its version", "see the check coordinator-servers")
@@ -149,8 +149,8 @@ def judge_versions(reports: list[ServerReport]) -> Diagnosis:
 
 def clock(case: Case) -> Diagnosis:
     """Compare the clocks of this machine, of the coordinator and of the workers."""
-    # Nothing is written, so only nodes of other processes show the coordinator's time: a clock
-    # that is behind others is certain, by how much is not.
+    # The check writes nothing, so only nodes of other processes show the coordinator's time. It
+    # proves that a clock is behind, but not by how much.
     client = case.connected()
     now = time.time()
     processes = [each for each in case.processes() if each.reported and each.fault is None]
@@ -165,7 +165,7 @@ def clock(case: Case) -> Diagnosis:
             ahead.append(f"{each.host} (by {behind:.0f} s or more)")
     newest = max(each.reported or 0.0 for each in processes)
     if not ahead and case.coordinator_url.startswith("sqlite:"):
-        # The processes of a file date their reports themselves.
+        # If the coordinator is a file, processes use their own clocks for their reports.
         late = {str(each.host) for each in processes if (each.reported or 0.0) > now + SKEW_SECONDS}
         ahead = sorted(late)
     remedy = "synchronize the clocks of all machines, for instance with chrony"
@@ -219,7 +219,7 @@ def versions(case: Case) -> Diagnosis:
 
 
 def leader(case: Case) -> Diagnosis:
-    """Look for the leader, which assigns queues."""
+    """Check that there is a leader, which assigns queues."""
     nodes = read_nodes(case.connected(), [case.layout.rebalancer])
     name, process = parse_leader(nodes[0].data) if nodes else ("", "")
     workers = [each.worker for each in case.workers()]
@@ -235,7 +235,7 @@ def leader(case: Case) -> Diagnosis:
 
 
 def chores(case: Case) -> Diagnosis:
-    """Look at the last chores of the leader: when it did them, and which failed."""
+    """Check the time and the failures of the leader's last chores."""
     records, fault = read_records(case.connected(), case.layout)
     if fault is not None:
         path = case.layout.fleet.chores
@@ -267,7 +267,7 @@ def listing(case: Case) -> Diagnosis:
 
 
 def configuration(case: Case) -> Diagnosis:
-    """Ask the broker what a starting worker would warn of."""
+    """Ask the broker for the warnings that a starting worker would log."""
     broker = case.opened()
     if not broker.capabilities.checks_config:
         return ok("this broker has no settings for its queues")
@@ -285,7 +285,7 @@ def configuration(case: Case) -> Diagnosis:
 
 
 def deadlines(case: Case) -> Diagnosis:
-    """Compare the time limits of jobs with the time for which the broker hides a message."""
+    """Compare the time limits of jobs with the broker's visibility timeout."""
     hold = case.opened().capabilities.hold_seconds
     if hold is None:
         return ok("this broker can hold a message for any time")
@@ -306,7 +306,7 @@ def deadlines(case: Case) -> Diagnosis:
 
 
 def retention(case: Case) -> Diagnosis:
-    """Compare the age of waiting messages with the time after which the broker deletes them."""
+    """Compare the age of waiting messages with the broker's retention."""
     judged = case.judged()
     for state, answer in ((QueueHealth.LOST, failed), (QueueHealth.EXPIRING, warning)):
         found = [(queue.queue, why) for queue, why in judged if why.state is state]
@@ -321,7 +321,7 @@ def retention(case: Case) -> Diagnosis:
 
 
 def open_files(case: Case) -> Diagnosis:
-    """Compare the limit of open files with what the owner of all queues would need."""
+    """Compare the limit of open files with the need of a worker that owns all queues."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY:
         return ok("this user may open any number of files")
@@ -336,7 +336,7 @@ def open_files(case: Case) -> Diagnosis:
 
 
 def disk(case: Case) -> Diagnosis:
-    """Look at the free space of the files of this machine."""
+    """Check the free disk space for the files of this machine."""
     urls = (case.coordinator_url, case.broker_url)
     paths = [path.partition("?")[0] for path in map(sqlite_path, urls) if path is not None]
     folders = {os.path.dirname(os.path.abspath(path)) for path in paths}
@@ -352,7 +352,7 @@ def disk(case: Case) -> Diagnosis:
 
 
 def queues(case: Case) -> Diagnosis:
-    """Count the queues whose state needs attention; those that were not asked for need none."""
+    """Count the queues that need attention, except those with an unrequested backlog."""
     unasked = QueueHealth.UNKNOWN
     judged = [each for each in case.judged() if each[0].error or each[1].state is not unasked]
     critical = Counter(each.state.value for _, each in judged if each.state.is_critical)
@@ -368,7 +368,7 @@ def queues(case: Case) -> Diagnosis:
 
 
 def limits(case: Case) -> Diagnosis:
-    """Look for limits that jobs name and the coordinator does not have."""
+    """Find limits that jobs name but that the coordinator lacks."""
     named = {name for each in case.jobs or () for name in each.limits}
     missing = named - list_limits(case.connected(), case.layout).keys() - {*case.declared}
     missing |= {name for each in case.workers() for name in each.report.unusable}
@@ -384,7 +384,7 @@ def limits(case: Case) -> Diagnosis:
 
 
 def jobs_without_queues(case: Case) -> Diagnosis:
-    """Look for jobs whose globs match no queue."""
+    """Find jobs whose globs match no queue."""
     if case.jobs is None:
         return JOBS_UNKNOWN
     names = case.names()
@@ -402,7 +402,7 @@ def jobs_without_queues(case: Case) -> Diagnosis:
 
 
 def queues_without_jobs(case: Case) -> Diagnosis:
-    """Look for queues that no job of the app, or no worker, takes."""
+    """Find queues that no job or no worker of the app takes."""
     names = case.names()
     if case.jobs is not None:
         has_job = QueueFilter(jobs=tuple(each.queues for each in case.jobs)).matcher()
@@ -430,7 +430,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 def workers(case: Case) -> Diagnosis:
-    """Look for workers that do not report, or get no queues."""
+    """Find workers that do not report or get no queues."""
     statuses = case.workers()
     if not statuses:
         return failed("no worker is registered", "start one with `qdo-worker`")
@@ -448,7 +448,7 @@ def workers(case: Case) -> Diagnosis:
 
 
 def lost(case: Case) -> Diagnosis:
-    """Look for workers that went without releasing their queues, and did not come back."""
+    """Find workers that ended without releasing their queues and were not replaced."""
     now = time.time()
     found = lost_workers(case.workers(), now - LOST_SECONDS)
     if not found:
@@ -465,7 +465,7 @@ def lost(case: Case) -> Diagnosis:
 
 
 def dead_processes(case: Case) -> Diagnosis:
-    """Look for worker processes that died and were replaced."""
+    """Find worker processes that died and were replaced."""
     now = time.time()
     found = deaths(case.workers(), now - LOST_SECONDS)
     if not found:
@@ -481,7 +481,7 @@ def dead_processes(case: Case) -> Diagnosis:
 
 
 def starved(case: Case) -> Diagnosis:
-    """Look for workers whose machine or quota hardly lets them run."""
+    """Find workers that hardly get processor time from their machine or quota."""
     found = [
         f"{each.worker} ({each.report.host}, process {each.report.pid}: {each.report.starved:.0%})"
         for each in case.workers()
@@ -497,16 +497,17 @@ def starved(case: Case) -> Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    # Stable, for programs.
+    # A stable name, for programs.
     name: str
     find: Callable[[Case], Diagnosis]
-    # What must be reachable: "coordinator", "broker", both, or nothing.
+    # The services that must be reachable: "coordinator", "broker", both or none.
     needs: tuple[str, ...] = ()
-    # Cheap, and finds faults that no queue's state names: `qdo status` and the dashboard make it.
+    # `qdo status` and the dashboard also make this check: it is cheap, and its faults are in no
+    # queue's state.
     first: bool = False
 
 
-# The checks in the order in which they are made and shown; slow ones come last.
+# The checks in the order of execution and display. Slow checks come last.
 CHECKS = (
     Check("coordinator-latency", latency, ("coordinator",)),
     Check("coordinator-servers", servers, ("coordinator",), first=True),
@@ -540,7 +541,7 @@ CHECKS = (
 def diagnose(
     case: Case, total_seconds: float = TOTAL_SECONDS, checks: tuple[Check, ...] = CHECKS
 ) -> Iterator[tuple[str, Diagnosis]]:
-    """Yield the name and the answer of each check; none takes longer than the time left."""
+    """Yield the name and the answer of each check, within the time limit."""
     yield from ((name, _reach(case, name)) for name in BOTH)
     deadline = time.monotonic() + total_seconds
     for check in checks:
@@ -555,7 +556,7 @@ def diagnose(
 
 
 def notices(case: Case) -> list[dict[str, str | None]]:
-    """Return the faults around the queues that the first checks find, as items."""
+    """Return the faults outside of queues that the cheap checks find, as items."""
     first = tuple(each for each in CHECKS if each.first)
     return [
         {"check": name, "status": found.status, "reason": found.text, "remedy": found.remedy}
@@ -565,7 +566,7 @@ def notices(case: Case) -> list[dict[str, str | None]]:
 
 
 def within(seconds: float, ask: Callable[[], Diagnosis]) -> Diagnosis:
-    """Return an answer; "unknown" if it takes longer. Its thread is then left to itself."""
+    """Return an answer, "unknown" if it takes too long. The thread of the check then continues."""
     answers: list[Diagnosis] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()

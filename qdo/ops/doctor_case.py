@@ -1,4 +1,4 @@
-"""The input of the checks of `qdo doctor`, read once, and their findings."""
+"""The input of the checks of `qdo doctor`, which is read once, and their findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 
-# Backlogs that are requested from brokers that need a request for each.
+# Maximum number of backlogs to request if the broker needs a request for each.
 BACKLOGS = 20
 
 Status = Literal["ok", "warning", "failed", "unknown"]
@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of a check; `remedy` is None if there is nothing to do."""
+    """The result of a check; `remedy` is None if no action is needed."""
 
     status: Status
     text: str
@@ -54,20 +54,20 @@ def unknown(text: str, remedy: str | None = None) -> Diagnosis:
 class Case:
     """An app and its services."""
 
-    # None if the coordinator cannot be reached, or is a file that does not exist.
+    # None if the coordinator is unreachable, or is a file that does not exist.
     client: Client | None
-    # None for the same reasons.
+    # None if the broker is unreachable, or is a file that does not exist.
     broker: Broker | None
     layout: Layout
-    # Why "coordinator" or "broker" is None.
+    # The reason why `client` or `broker` is None, by "coordinator" or "broker".
     faults: Mapping[str, str]
     coordinator_url: str
     broker_url: str
-    # The jobs of the app, None if only its name is known.
+    # The jobs of the app, or None if only the app's name is known.
     jobs: Sequence[Job] | None = None
-    # The limits that its workers make unless an operator has.
+    # The limits that workers create unless an operator has created them.
     declared: Collection[str] = ()
-    # The timers of the app, None if only its name is known.
+    # The timers of the app, or None if only the app's name is known.
     timers: Mapping[str, Timer] | None = None
     policy_of: Callable[[str], PolicyInForce] | None = None
     _read: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Case:
         return self.once("workers", lambda: worker_statuses(self.connected(), self.layout))
 
     def concurrency(self) -> list[int]:
-        """Return that of each worker process; none without a coordinator."""
+        """Return the concurrency of each worker process; without a coordinator, return none."""
         live = self.workers() if self.client is not None else []
         return [each.report.concurrency or 0 for each in live]
 
@@ -110,7 +110,7 @@ class Case:
         return self.broker
 
     def once(self, name: str, read: Callable[[], _Value]) -> _Value:
-        """Return what was read before, or read it. A check that was given up may still read."""
+        """Read a value once and return it. An abandoned check may still be reading."""
         with self._reading:
             if name not in self._read:
                 self._read[name] = read()

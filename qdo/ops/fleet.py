@@ -20,19 +20,19 @@ from qdo.queues import check_path_part
 class Fleet:
     """The coordinator and the broker of an app."""
 
-    # None if the coordinator is a file that does not exist yet.
+    # None if the file of the coordinator does not exist yet.
     client: Client | None
     layout: Layout
     broker: Broker
 
     def connected(self, queue: str) -> Client:
-        """Return the client; raise NotFoundError for the queue without one."""
+        """Return the client; without a client, raise NotFoundError for the queue."""
         if self.client is None:
             raise NotFoundError(what="queue", name=queue)
         return self.client
 
     def node(self, queue: str) -> QueueNode | None:
-        """Return the node of a queue, None without one; raise CorruptNodeError if it is damaged."""
+        """Return the node of a queue, or None; raise CorruptNodeError if the node is damaged."""
         if self.client is None:
             return None
         node = read_queues(self.client, self.layout, [check_path_part(queue)]).get(queue)
@@ -41,7 +41,7 @@ class Fleet:
         return node
 
     def known_node(self, queue: str) -> QueueNode:
-        """Return the node of a queue, that of a new one if only the broker has the queue."""
+        """Return the node of a queue, or a new node if only the broker has the queue."""
         node = self.node(queue)
         if node is None and queue not in self.broker.catalog.names():
             raise NotFoundError(what="queue", name=queue)
@@ -51,7 +51,7 @@ class Fleet:
 def read_queues(
     client: Client | None, layout: Layout, queues: Iterable[str]
 ) -> dict[str, QueueNode]:
-    """Return the nodes of queues, also damaged ones, without those that do not exist."""
+    """Return the existing nodes of queues, including damaged nodes."""
     paths = [layout.queue(queue) for queue in queues]
     reads = [] if client is None else read_nodes(client, paths)
     return {
@@ -60,7 +60,7 @@ def read_queues(
 
 
 def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Return the node of a queue, also a damaged one; raise NotFoundError without one."""
+    """Return the node of a queue, even if damaged; raise NotFoundError if it does not exist."""
     node = read(client, layout.queue(check_path_part(queue)))
     if not isinstance(node, NodeRead):
         raise NotFoundError(what="queue", name=queue)

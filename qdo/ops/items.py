@@ -1,4 +1,4 @@
-"""Items that commands write as JSON and the dashboard returns: one function for each kind."""
+"""The JSON items of commands and the dashboard: one function for each kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qdo.ops.worker_status import WorkerStatus
 
 
-# Orders of queues. Numbers: the largest first.
+# Sort keys of queues. Numbers are sorted with the largest first.
 QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
     "name": lambda each: each[0].queue,
     "state": lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)),
@@ -45,7 +45,7 @@ _WORST_FACTS = (
 SILENT_SECONDS = 30.0
 LONG_SECONDS = 30.0
 MOST_NAMES = 3
-# This many messages that run for `LONG_SECONDS` are listed, before their queues are late.
+# Maximum number of messages listed for running longer than `LONG_SECONDS`.
 MOST_RUNS = 3
 _SEPARATOR = re.compile(r"[-_./:]")
 
@@ -62,7 +62,7 @@ def queue_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
 
 
 def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
-    """Return a queue in the item of qdo.status/1."""
+    """Return a queue as part of the item of qdo.status/1."""
     item = queue_item(each, verdict)
     return {name: item[name] for name in _WORST_FACTS}
 
@@ -70,7 +70,7 @@ def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
 def worker_item(each: WorkerStatus) -> dict[str, Any]:
     names = ("worker", "queues", "assigned", "reported", "fault")
     known = {name: getattr(each, name) for name in names} | {"filter": asdict(each.takes)}
-    # The facts of the coordinator come first, and prevail.
+    # Facts of the coordinator come first and override others.
     return {**known, **each.report.dump(), **known}
 
 
@@ -140,7 +140,7 @@ def owner_item(found: RecordedOwner) -> dict[str, Any]:
 
 
 def letter_row(letter: Letter) -> dict[str, Any]:
-    """Return a dead letter without its message."""
+    """Return the row of a dead letter, without the message."""
     return {
         "queue": letter.entry.queue,
         "id": letter.id,
@@ -174,13 +174,13 @@ def overview(
     unread: Collection[str] = (),
     pools: Mapping[str, PoolCounts] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the item of qdo.status/1. Failed requests are dead letters.
+    """Return the item of qdo.status/1, which counts failed requests as dead letters.
 
-    :param notices: faults around the queues; see `qdo.ops.doctor.notices`.
-    :param unread: what could not be read, from `Statuses`.
+    :param notices: faults outside of queues, see `qdo.ops.doctor.notices`.
+    :param unread: the unreadable parts, from `Statuses`.
     :param pools: the numbers of requests, from `Statuses`.
     """
-    from qdo.ops.snapshot import MESSAGES  # it is loaded by now: a reader has read the queues
+    from qdo.ops.snapshot import MESSAGES  # loaded already: a reader has read the queues
 
     counts = Counter(verdict.state for _, verdict in judged)
     bad = [each for each in judged if each[1].state.needs_attention]
@@ -219,7 +219,7 @@ def overview(
 def _dead_letter_notice(
     judged: Judged, pools: Mapping[str, PoolCounts]
 ) -> list[dict[str, str | None]]:
-    """Return the notice of dead letters, if there are any: no state of a queue shows them."""
+    """Return the notice of dead letters, if any, because states of queues do not show them."""
     counts = Counter({each.queue: each.dead_letters or 0 for each, _ in judged})
     counts.update({pool: each.failed for pool, each in pools.items()})
     places = [f"{name} ({count})" for name, count in counts.most_common() if count]
@@ -231,7 +231,7 @@ def _dead_letter_notice(
 
 
 def _long_runs(judged: Judged) -> list[dict[str, Any]]:
-    """Return the messages that run for long in queues that need no attention yet, as items."""
+    """Return long-running messages of queues that need no attention yet, as items."""
     items = [
         {
             "queue": each.queue,

@@ -1,4 +1,4 @@
-"""The holders of the locks of an app, and the processes that wait."""
+"""The holders of an app's locks, and the waiting processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class LockRow:
     lock: str
     shared: bool
     holds: bool
-    # User, host and process; "" if unknown.
+    # The user, host and process; "" if unknown.
     who: str
     why: str
-    # When it began to contend, Unix time by its own clock; None if unknown.
+    # Unix time at which it began to contend, by its own clock; None if unknown.
     since: float | None
 
 
@@ -42,7 +42,7 @@ def _of_lock(client: Client, path: str, names: list[str]) -> list[LockRow]:
     rows = []
     for contender in contenders:
         if contender.name not in values:
-            continue  # it has left meanwhile
+            continue  # the contender has left
         value = values[contender.name]
         who = value.get("who")
         why = value.get("why")

@@ -1,4 +1,4 @@
-"""Show and find the messages of a queue that are not done, without receiving them."""
+"""Shows and finds unfinished messages of a queue without receiving them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qdo.text import iso_time
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
-# Waiting messages that are searched for an id that is not made of a position.
+# Maximum number of waiting messages to search for an id that does not contain a position.
 SEARCHED = 10_000
 _BATCH = 500
 _NAME = re.compile(
@@ -35,13 +35,13 @@ _NAME = re.compile(
 )
 _OF_POSITION = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-1([0-9a-f]{3})-8000-([0-9a-f]{12})")
 KINDS: tuple[Kind, ...] = ("waiting", "delayed", "failing", "blocking")
-# The kinds of messages that the coordinator records, whatever the broker.
+# The kinds of messages that the coordinator records for every broker.
 RECORDED: frozenset[Kind] = frozenset({"failing", "blocking"})
-# Messages that one call returns.
+# Maximum number of messages that one call returns.
 MOST = 1000
-# Messages that are done or cancelled and read on the way, at most.
+# Maximum number of done or cancelled messages that one call reads and skips.
 PASSED = 100_000
-# A call ends at this total size of bodies.
+# Total size of bodies at which a call ends.
 BODY_BYTES = 64 << 20
 
 
@@ -50,20 +50,20 @@ class Found:
     """A message that was found."""
 
     id: str
-    # None for a delayed message, which has none yet.
+    # None for a delayed message, which does not have a position yet.
     position: int | None = None
-    # The message in its queue, None for a delayed one.
+    # The message in its queue; None for a delayed message.
     row: Row | None = None
     delayed: DelayedMessage | None = None
 
 
 def done_of(broker: Broker, node: QueueNode | None) -> int:
-    """Return the position up to which all messages of a queue are recorded as done."""
+    """Return the recorded position up to which all messages of a queue are done."""
     return 0 if node is None else broker.positions.resume_after(node.last, node.position)
 
 
 def check_names(names: Sequence[str]) -> list[str]:
-    """Return distinct names, spelled as ids; raise UsageError if one is neither id nor position."""
+    """Return distinct names as ids; raise UsageError unless each is an id or a position."""
     for name in names:
         if not _NAME.fullmatch(name):
             reason = f"a message must be named by its id or its position, got {name[:100]!r}"
@@ -75,9 +75,9 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
     """Return the messages of a queue with these names, by name.
 
     :param names: from `check_names`.
-    :param done: messages up to here are done; they may be missing.
+    :param done: position up to which messages are done, and may be missing.
     """
-    # Delayed ones are read first, so a message that is moved into its queue meanwhile is found.
+    # Read delayed messages first: a message that then moves into its queue is found there.
     found = {
         each.id: Found(each.id, delayed=each)
         for each in broker.delayed.find(queue, len(names), names)
@@ -88,11 +88,11 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
         if row is not None:
             (found if row.position > done else passed)[name] = _found(broker, row)
     left = {name for name in names if name not in found}
-    # The id of a message that was delayed or sent again is in a header.
+    # If a message was delayed or sent again, a header contains its id.
     if left:
         for row in waiting_rows(broker, queue, done, SEARCHED):
             own = _found(broker, row)
-            # Log lines may contain the id that its position gives.
+            # Log lines may contain the id that belongs to the position.
             by_position = message_id(broker, row.position)
             named = left & {own.id, by_position, str(row.position)}
             found.update(dict.fromkeys(named, own))
@@ -121,7 +121,7 @@ def _found(broker: Broker, row: Row) -> Found:
 
 
 def _row_named(broker: Broker, queue: str, name: str) -> Row | None:
-    """Return the message whose position is the name, or part of it."""
+    """Return the message whose position is the name or a part of the name."""
     if broker.positions is not TIME_POSITIONS:
         return None
     if name.isdecimal():
@@ -141,10 +141,10 @@ class PeekedMessage:
 
     :ivar id: None if only its position is known.
     :ivar position: None for a delayed message.
-    :ivar sent: when it was sent, `due` when it was or will be due: ISO 8601, None if unknown.
-    :ivar failure: its failed attempts, None without one.
-    :ivar body: None unless asked for. `body_bytes`, `key` and `headers` are None, too, if the
-        message was not read.
+    :ivar sent: its send time; `due` is its due time. Both are ISO 8601, or None if unknown.
+    :ivar failure: the record of its failed attempts, or None.
+    :ivar body: None unless requested. If the message was not read, `body_bytes`, `key` and
+        `headers` are None, too.
     """
 
     kind: Kind
@@ -175,9 +175,9 @@ def check_kinds(broker: Broker, kinds: Collection[Kind]) -> None:
 def peek(
     fleet: Fleet, queue: str, kinds: Collection[Kind] = KINDS, limit: int = 10
 ) -> Iterator[PeekedMessage]:
-    """Yield messages of a queue in the order in which they will run, the delayed ones last.
+    """Yield messages of a queue in processing order, delayed messages last.
 
-    A message in flight counts as waiting: its owner records it when it is done.
+    A message in flight counts as waiting, because its owner records only done messages.
     """
     check_kinds(fleet.broker, kinds)
     yield from peek_behind(fleet.broker, queue, fleet.known_node(queue), kinds, limit)
@@ -202,7 +202,7 @@ def peek_behind(
 
 
 def peek_named(fleet: Fleet, queue: str, name: str) -> PeekedMessage:
-    """Return one message that is not recorded as done, or raise NotFoundError."""
+    """Return a message that is not recorded as done; raise NotFoundError if there is none."""
     broker = fleet.broker
     check_kinds(broker, KINDS)
     (wanted,) = check_names([name])
@@ -258,7 +258,7 @@ def _kind(failure: FailureRecord | None) -> Kind:
 
 
 def _recorded(broker: Broker, queue: str, position: int, failure: FailureRecord) -> PeekedMessage:
-    """Return a failing message, also of a broker whose messages only workers see."""
+    """Return a failing message, even if only workers can see the broker's messages."""
     row = row_at(broker, queue, position) if broker.positions is TIME_POSITIONS else None
     if row is not None:
         return _of_row(broker, row, {position: failure})

@@ -1,8 +1,8 @@
-"""Hand a queue to a worker that an operator names, and show the changes that the leader plans.
+"""Moves a queue to a worker that an operator names; shows the changes that the leader plans.
 
-The operator only writes a wish, into the value of the folder of assignments. The leader watches it,
-plans with it, and writes the assignments under its fence. Then the queue changes hands as always:
-its owner finishes its message and releases it, and the named worker claims it.
+The operator only writes a wish into the value of the assignments folder. The leader watches this
+value, includes it in its plan, and writes the assignments under its fence. Then the usual handover
+follows: the owner finishes its message and releases the queue, and the named worker claims it.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from qdo.text import pluralize
 
 @dataclass(frozen=True, slots=True)
 class QueueMove:
-    """A queue, and the worker that it shall have."""
+    """A queue and its new worker."""
 
     queue: str
     owner: str | None
     worker: str
-    # The worker that an operator had moved it to before, None for none.
+    # The worker to which an operator had moved the queue before, or None.
     assigned: str | None
 
     @property
     def changes(self) -> bool:
-        """Whether the leader does not know this wish yet."""
+        """Whether the leader does not know this move yet."""
         return self.assigned != self.worker
 
 
 def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueMove:
     """Return a move, without changing anything.
 
-    :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take it.
+    :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take the
+        queue.
     """
     node = read_queue(client, layout, queue)
     if node.deleted:
@@ -63,7 +64,7 @@ def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueM
 
 
 def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = "") -> None:
-    """Write the wish, with its entry in the action log; forget those for workers that are gone.
+    """Write the wish and its entry in the action log; delete wishes for lost workers.
 
     :raises MoveRefusedError: the worker is draining now, or the limit of moves is reached.
     """
@@ -98,9 +99,9 @@ def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = 
 def wait_for_owner(client: Client, layout: Layout, move: QueueMove, timeout_seconds: float) -> None:
     """Wait until the worker owns the queue.
 
-    :raises NotFoundError: the worker is gone: the leader assigns the queue to another one.
+    :raises NotFoundError: the worker is gone, and the leader assigns the queue to another worker.
     :raises MoveRefusedError: another operator has moved the queue elsewhere.
-    :raises MoveUnfinishedError: not in time; the queue still changes hands later.
+    :raises MoveUnfinishedError: the time is over; the handover will still happen.
     """
     owner = ""
     for _ in polls(timeout_seconds, client.handler.sleep_func):
@@ -138,15 +139,15 @@ def _check_worker(client: Client, layout: Layout, queue: str, worker: str) -> No
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The leader's input, as this account reads it."""
+    """The leader's input, as far as this account can read it."""
 
     # The queues that are not marked as deleted.
     queues: Sequence[str]
     workers: Mapping[str, WorkerNode]
-    # By worker, why it gets no queues.
+    # The reason why each of these workers gets no queues.
     unable: Mapping[str, str]
     current: Mapping[str, list[str]]
-    # The queues in assignments of workers that are gone, with that worker.
+    # The assigned queues of lost workers, with the worker.
     left: Mapping[str, str]
     # The worker of each queue that an operator moved.
     moves: Mapping[str, str]
@@ -200,20 +201,20 @@ class Reassignment:
     """A queue that the leader would assign to another worker."""
 
     queue: str
-    # The worker that it is assigned to, None for none.
+    # The worker to which the queue is assigned, or None.
     before: str | None
-    # The next one, None if no worker takes it.
+    # The next worker, or None if no worker takes the queue.
     after: str | None
     why: str
 
 
 def planned_changes(facts: PlanInput) -> list[Reassignment]:
-    """Return the queues that a plan made now would assign differently, by name. Reads nothing."""
+    """Return the queues that a new plan would assign differently, by name. Reads nothing."""
     able = {name: node.filter for name, node in facts.workers.items() if name not in facts.unable}
     if not able:
-        return []  # the leader leaves everything as it is
+        return []  # the leader does not change assignments
     planned, _ = plan_filtered(facts.queues, able, facts.current, facts.moves)
-    # As in the plan, a queue of several workers counts for the first of them by name.
+    # As in the plan, a queue of several workers counts for the worker with the first name.
     before = {
         queue: name for name in sorted(facts.current, reverse=True) for queue in facts.current[name]
     }

@@ -1,4 +1,4 @@
-"""Requests as operators see them: counts of pools, items, and which changes are possible."""
+"""Requests for operators: counts of pools, items, and possible changes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from qdo.text import iso_time, join_some, pluralize
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
-# How many requests are listed at most.
+# Maximum number of listed requests.
 MOST = 1000
 MANY_DEAD = 10_000
-# The table has dead rows that nothing deletes: more than `MANY_DEAD`, and so many for each row.
+# The table has too many dead rows if there are more than `MANY_DEAD`, and this many per live row.
 DEAD_SHARE = 10
 
 
 def records(store: RequestStore, pool: str | None, state: str, limit: int) -> list[RequestRecord]:
-    """Return the newest requests of a pool, or of all.
+    """Return the newest requests of a pool, or of all pools.
 
-    :param state: one of `STATES` or `OUTCOMES`; "" for all that are not over.
+    :param state: one of `STATES` or `OUTCOMES`; "" for all unfinished requests.
     """
     if state in OUTCOMES:
         return store.records(pool, (OVER,), limit, newest=True, outcome=state)
@@ -43,7 +43,7 @@ def records(store: RequestStore, pool: str | None, state: str, limit: int) -> li
 
 
 def pool_items(store: RequestStore, now: float) -> list[dict[str, Any]]:
-    """Return the numbers of each pool with requests that are not over, or have failed."""
+    """Return the counts of each pool with unfinished or failed requests."""
     return [
         {
             "pool": pool,
@@ -58,7 +58,7 @@ def pool_items(store: RequestStore, now: float) -> list[dict[str, Any]]:
 
 
 def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
-    """Return a request without its body, its result, and other values of the app."""
+    """Return a request without its body, its result and other values of the app."""
     reply = decoded_headers(record.reply) or {}
     return {
         "id": record.id,
@@ -86,9 +86,9 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
 def whole_item(
     record: RequestRecord, now: float, vault: BodyVault | None, with_body: bool
 ) -> dict[str, Any]:
-    """Return everything about a request; body, result and tag only `with_body`.
+    """Return all facts about a request; body, result and tag only if `with_body` is set.
 
-    :param vault: decrypts them; None without keys.
+    :param vault: decrypts these values; None if there are no keys.
     """
     item = request_item(record, now)
     for name, content in (("body", record.content), ("result", record.result)):
@@ -121,14 +121,14 @@ def found(store: RequestStore, id: str) -> RequestRecord:
 
 
 def state_text(record: RequestRecord) -> str:
-    """Return the state of a request for people, its outcome if it is over."""
+    """Return the state of a request for people, or the outcome of an ended request."""
     if record.is_cancelled:
         return "being cancelled"
     return record.outcome or STATES[record.state]
 
 
 def check_change(change: str, record: RequestRecord) -> None:
-    """Raise RequestStateError if a request is not in the state that a change needs.
+    """Raise RequestStateError if the state of a request does not allow a change.
 
     :param change: "cancel", "resume" or "retry".
     """
@@ -145,7 +145,7 @@ def check_change(change: str, record: RequestRecord) -> None:
 
 
 def retry(store: RequestStore, id: str) -> None:
-    """Let a request wait again; raise RequestStateError if it is done, or not over."""
+    """Let a failed, skipped or cancelled request wait again; raise RequestStateError for others."""
     if not store.retry(id):
         record = found(store, id)
         check_change("retry", record)
@@ -163,7 +163,7 @@ def check_dead_letters(case: Case) -> Diagnosis:
 
 
 def check_requests(case: Case) -> Diagnosis:
-    """Look for pools that no live worker takes, and for dead rows that PostgreSQL cannot delete."""
+    """Find pools that no live worker takes, and dead rows that PostgreSQL cannot delete."""
     broker = case.opened()
     if not broker.capabilities.requests:
         return ok("this broker stores no requests")

@@ -1,4 +1,4 @@
-"""The messages that run now, as workers answer when they are asked."""
+"""The running messages, from the answers of workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qdo.text import one_line, printable_lines
 class RunsRead:
     """The answers of workers."""
 
-    # Those of qdo.runs/1, the longest first.
+    # The items of qdo.runs/1, the longest run first.
     items: list[dict[str, Any]] = field(default_factory=list)
     total: int = 0
     # Why the loop of a worker cannot answer; its parent process did, with the message that blocks
@@ -33,7 +33,7 @@ class RunsRead:
 def ask_owner(
     client: Client, layout: Layout, owner: str, queue: str, most: int, seconds: float, by: str = ""
 ) -> Asked:
-    """Ask the owner of a queue for its `most` longest runs, and wait for the answer."""
+    """Ask the owner of a queue for at most `most` longest runs, and wait for the answer."""
     args: Values = {"queues": exactly(queue), "most": most}
     asked = ask_workers(client, layout, [owner], names.RUNS, args, within_seconds=seconds, by=by)
     wait_for_results(client, layout, asked, seconds)
@@ -72,7 +72,7 @@ def stack_text(item: Mapping[str, Any]) -> str:
 
 
 def _is_run(run: Any) -> bool:
-    """Return whether a worker wrote this, and not another program."""
+    """Return whether a worker, and not another program, wrote this value."""
     return (
         isinstance(run, dict)
         and isinstance(run.get("seconds"), int | float)

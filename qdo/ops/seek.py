@@ -1,8 +1,7 @@
-"""Move a queue to another position, or drop its messages: plan first, then execute.
+"""Moves a queue to another position or drops its messages: plans first, then executes.
 
-A purge drops the messages of a queue without running them. Those that wait are dropped by a seek to
-the end of the queue, as it was when the purge was planned. Delayed messages are deleted at the
-broker.
+A purge drops the messages of a queue without running them. A seek to the end of the queue, at the
+time of the plan, drops the waiting messages. Delayed messages are deleted at the broker.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ _log = logging.getLogger(__name__)
 
 EARLIEST = "earliest"
 LATEST = "latest"
-# Delayed messages that one transaction deletes.
+# Maximum number of delayed messages that one transaction deletes.
 _AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """A position in a queue, as its node records it."""
+    """A position in a queue, as recorded in its node."""
 
     # UUIDv1 time; 0 before the first message.
     last: int
-    # The broker's own position, None if it has none, or for a time.
+    # The broker's own position; None if the broker has no own positions, or for a time.
     position: str | None = None
 
 
@@ -67,7 +66,7 @@ class SeekPlan:
     # if it is smaller, messages are skipped. None if the broker cannot count.
     waiting_before: int | None
     waiting_after: int | None
-    # Why the node could not be read; a seek repairs it.
+    # Why the node could not be read. A seek repairs the node.
     fault: str | None
     # Age in seconds of the first message after `before`, None if the broker does not report it.
     behind_before: float | None = None
@@ -89,9 +88,10 @@ def check_seekable(broker: Broker) -> None:
 def plan_seek(fleet: Fleet, queue: str, target: str) -> SeekPlan:
     """Return the effect of seeking `queue` to `target`, without changing anything.
 
-    :param target: "earliest", "latest", a position as the broker has them, or a time in ISO 8601
+    :param target: "earliest", "latest", a position in the broker's form, or a time in ISO 8601
         (UTC if it has no zone).
-    :raises UsageError: `target` is not one of these, is in the future, or does not exist there.
+    :raises UsageError: `target` is not one of these, is in the future, or does not exist at the
+        broker.
     """
     broker = fleet.broker
     check_seekable(broker)
@@ -132,10 +132,10 @@ def execute(
     command: str = "seek",
     onward: bool = False,
 ) -> None:
-    """Execute a plan; a live owner finishes its message in flight and resumes from there.
+    """Execute a plan; a live owner first finishes its message in flight.
 
-    :param onward: only skip messages: a queue that has got farther meanwhile repeats none. With
-        positions that are not times, it may repeat those of the last moment.
+    :param onward: only skip messages: a queue that has passed the target repeats no message. If
+        positions are not times, it may repeat the latest messages.
     """
     with AuditTrail(client, layout, command, reason).change(seek.queue) as entry:
 
@@ -205,7 +205,7 @@ def _place(target: str, broker: Broker, queue: str) -> QueuePosition:
 
 
 def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
-    """Return the position for a text in the broker's own form, None if it has another form."""
+    """Return the position for a text in the broker's own form, or None for another form."""
     if target == broker.capabilities.end_position_text:
         if broker.catalog.is_reopened(queue):
             raise UsageError(
@@ -224,13 +224,13 @@ def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
             f"position that has occurred in this queue, {EARLIEST}, {LATEST} or a time"
         )
     following = _following(broker, queue, position)
-    # `last` is just before the time of the next message.
+    # Set `last` to just before the time of the next message.
     time = position_now() if following is None else broker.positions.to_time(following)
     return QueuePosition(max(0, time - 1), target)
 
 
 def _following(broker: Broker, queue: str, position: int) -> int | None:
-    """Return the position of the next message; None if there is none, or it cannot be read."""
+    """Return the position of the next message; None if it does not exist or cannot be read."""
     try:
         rows = list(broker.reader(queue, position).fetch(1))
     except UnreachableError:
@@ -242,7 +242,7 @@ def _following(broker: Broker, queue: str, position: int) -> int | None:
 
 
 def _head(broker: Broker, queue: str) -> int:
-    """Return the `last` of a queue whose messages are all done."""
+    """Return the `last` that a queue has after all its messages."""
     return broker.positions.to_time(broker.catalog.head(queue))
 
 
@@ -250,9 +250,9 @@ def _head(broker: Broker, queue: str) -> int:
 class PurgePlan:
     """The messages that a purge drops."""
 
-    # The seek that drops the messages that wait.
+    # The seek that drops the waiting messages.
     seek: SeekPlan
-    # Numbers of delayed messages to delete, None: they stay.
+    # Numbers of the delayed messages to delete; None: keep them.
     delayed: tuple[int, ...] | None
 
     @property
@@ -261,7 +261,7 @@ class PurgePlan:
 
     @property
     def waiting(self) -> int | None:
-        """How many messages wait; None if the broker cannot count."""
+        """Number of waiting messages; None if the broker cannot count."""
         return self.seek.waiting_before
 
 
@@ -281,9 +281,9 @@ def queues_to_purge(fleet: Fleet, glob: str) -> list[str]:
 
 
 def plan_purge(fleet: Fleet, queue: str, *, delayed: bool = False) -> PurgePlan:
-    """Return what a purge drops, without changing anything; later messages are no part of it.
+    """Plan the purge of a queue without changing anything; it does not drop later messages.
 
-    :param delayed: also the delayed messages.
+    :param delayed: also drop the delayed messages.
     """
     check_purging(fleet.broker)
     numbers = tuple(fleet.broker.delayed.numbers(queue)) if delayed else None
@@ -291,7 +291,7 @@ def plan_purge(fleet: Fleet, queue: str, *, delayed: bool = False) -> PurgePlan:
 
 
 def plan_purges(fleet: Fleet, queues: Sequence[str], *, delayed: bool = False) -> list[PurgePlan]:
-    """Return what a purge of many queues drops, as `plan_purge` does for one."""
+    """Plan the purge of many queues, like `plan_purge` for one queue."""
     broker = fleet.broker
     check_purging(broker)
     if broker.capabilities.backlog_budget is not None:
@@ -319,12 +319,12 @@ def plan_purges(fleet: Fleet, queues: Sequence[str], *, delayed: bool = False) -
 def purge_all(
     fleet: Fleet, plans: Sequence[PurgePlan], glob: str, reason: str = ""
 ) -> Iterator[int]:
-    """Drop messages of queues as planned; yield the number of delayed ones of each."""
+    """Drop messages of queues as planned; yield the number of delayed messages for each queue."""
     if len(plans) == 1:
         yield purge(fleet, plans[0], reason)
         return
-    # One entry, before the first message is dropped: one for each queue of a large app would push
-    # all others out of the log. Without the right to write it, nothing is changed.
+    # Write one entry before dropping the first message. In a large app, an entry for each queue
+    # would displace all other entries. Without the right to write the entry, change nothing.
     client = fleet.connected(glob)
     waiting = sum(plan.waiting or 0 for plan in plans)
     delayed = sum(len(plan.delayed or ()) for plan in plans)
@@ -341,16 +341,16 @@ def purge_all(
 
 
 def discard_delayed(broker: Broker, queue: str, numbers: Sequence[int]) -> int:
-    """Delete delayed messages; return how many still existed."""
+    """Delete delayed messages; return the number that still existed."""
     chunks = (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
     return sum(len(broker.delayed.discard(queue, chunk)) for chunk in chunks)
 
 
 def purge(fleet: Fleet, plan: PurgePlan, reason: str = "") -> int:
-    """Drop messages as planned; return the number of delayed ones.
+    """Drop messages as planned; return the number of delayed messages.
 
-    A message in flight ends; if it fails, it is not retried. A delayed message that became due
-    meanwhile is not dropped. Repeated after an interruption, it completes the purge.
+    A message in flight ends, and is not retried if it fails. A delayed message that has become due
+    since the plan is not dropped. A repetition completes an interrupted purge.
     """
     client = fleet.connected(plan.queue)
     onward = fleet.broker.positions is TIME_POSITIONS

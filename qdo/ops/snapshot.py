@@ -1,4 +1,4 @@
-"""Read everything that the status of queues needs: nodes, backlogs, room for queues, long runs."""
+"""Reads the input for the status of queues: nodes, backlogs, room for queues, long runs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qdo.positions import TIME_POSITIONS
 from qdo.system.native import run_parallel
 from qdo.text import fine_duration, short_duration
 
-# A longer lag was written by another program.
+# Maximum lag. Only another program writes a longer lag.
 MOST_SECONDS = 1e12
 # Key of `Snapshot.unread` if the pools could not be counted.
 REQUESTS = "the number of requests"
-# Key of `Snapshot.unread` if there should be a broker, and is none.
+# Key of `Snapshot.unread` if the broker is missing.
 MESSAGES = "the messages"
 
 
@@ -41,10 +41,10 @@ def ask(
     workers: Collection[str],
     budget: int | None,
 ) -> dict[str, Backlog | QdoError | None]:
-    """Return the backlogs of queues, None for a queue that no longer exists.
+    """Return the backlogs of queues; None for a queue that no longer exists.
 
-    Where each backlog is a request, it is the error if the request fails: one queue that cannot be
-    read must not hide the others.
+    If each backlog needs a request and one fails, its error takes the place of the backlog. One
+    unreadable queue must not hide the others.
 
     :param budget: maximum number of backlogs to request; None: the broker's own limit.
     """
@@ -99,7 +99,7 @@ def _without_cancelled(
     broker: Broker, queue: str, node: QueueNode, after: int, found: Backlog
 ) -> Backlog:
     progress = node.out_of_order
-    # Kinesis cannot count messages, so there they stay until the queue has passed them.
+    # Kinesis cannot count messages, so its backlog includes them until the queue has passed them.
     if progress is None or not progress.cancelled or not broker.capabilities.countable:
         return found
     cancelled = {each for each in progress.cancelled if each > after}
@@ -112,9 +112,9 @@ def _without_cancelled(
 
 
 def _urgency(node: QueueNode | None, workers: Collection[str]) -> tuple[int, int]:
-    """Return a sort key: queues that most probably need attention come first."""
-    # First queues with failing messages, then queues without an owner, then those with the longest
-    # time without progress.
+    """Return a sort key that puts the queues that probably need attention first."""
+    # First come queues with failing messages, then queues without an owner, then the queues that
+    # have made no progress for longest.
     if node is None:
         return 1, 0
     if node.failure is not None:
@@ -129,14 +129,14 @@ class LongRun:
     # `message.id`.
     id: str
     attempt: int
-    # For how long it had been running when its worker reported it.
+    # Its running time when its worker reported it.
     seconds: float
-    # What messages of its queue usually take at most, if this one runs for much longer; otherwise
+    # The usual maximum for messages of its queue, if this one runs for much longer; otherwise
     # None.
     usual_seconds: float | None = None
 
     def text(self) -> str:
-        """Return a sentence without its full stop."""
+        """Return a sentence without a period."""
         text = f"Message {self.id} has run for {short_duration(self.seconds)}"
         if self.usual_seconds is None:
             return text
@@ -156,7 +156,7 @@ def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
 
 
 class Snapshot:
-    """Everything that the statuses of queues need, as it was read once."""
+    """The input for the statuses of queues, from one reading."""
 
     def __init__(
         self,
@@ -170,15 +170,15 @@ class Snapshot:
         self._client = client
         self._layout = layout
         self._broker = broker
-        # What could not be read, with the reason.
+        # The unreadable parts, with the reasons.
         self.unread: dict[str, str] = {}
         self._read_fleet()
         self.listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset[str]()
         stored = frozenset(_matching(self.listed, glob))
-        # By queue; None if the broker did not return them.
+        # Numbers by queue; None if the broker did not return them.
         self.dead_letters = self._dead_letters(fault)
         dead = self.dead_letters or {}
-        # Text of the position of a finished queue, None if queues never finish.
+        # Text of the position of a finished queue; None if queues never finish.
         self.end = broker.capabilities.end_position_text if broker else None
         self.reads = self._queue_nodes(_matching(self._named(dead), glob))
         nodes = {name: self._with_fault(name, node) for name, node in _parsed(self.reads).items()}
@@ -188,7 +188,7 @@ class Snapshot:
         ]
         backlogs = ask(broker, whole, nodes, self.workers or (), budget) if broker else {}
         self.unasked = len(whole) - len(backlogs)
-        # As far as the broker was asked; or the error of the request.
+        # The requested backlogs, or the errors of the requests.
         self.backlogs = backlogs if fault is None else dict.fromkeys(self.names, fault)
         nodeless = [name for name in self.names if name not in nodes]
         self.parents = self._parents(nodeless) | hidden_parents(broker, nodeless)
@@ -201,7 +201,7 @@ class Snapshot:
         self.faults |= self._crowded_out(nodeless)
         self.pauses = self._pauses()
         self.countable = broker is not None and broker.capabilities.countable
-        # Positions are times.
+        # Whether positions are times.
         self.timed = broker is not None and broker.positions is TIME_POSITIONS
         self.at = time.time()
 
@@ -209,7 +209,7 @@ class Snapshot:
         return None if self.dead_letters is None else self.dead_letters.get(queue, 0)
 
     def _read_fleet(self) -> None:
-        """Read the nodes of workers. A folder that cannot be listed, None, hides no other."""
+        """Read the nodes of workers; use None for a folder that cannot be listed."""
         layout = self._layout
         queues = self._below(layout.queues, "the list of queues in the coordinator")
         workers = self._below(layout.workers, "the list of workers")
@@ -221,13 +221,13 @@ class Snapshot:
         self.workers = None if workers is None else self._read_by_name(workers)
         self._components = None if components is None else self._read(components)
         parsed = [WorkerNode.parse(node.data) for node in (self.workers or {}).values()]
-        # Of the workers that stay.
+        # Only the workers that stay.
         self.filters = {node.filter for node in parsed if not node.draining}
 
     def _take_reports(self, nodes: Sequence[NodeValue]) -> None:
         reports = [WorkerReport.parse(node.data) for node in nodes]
         self.reports = {str(each.worker): each for each in reports}
-        # When the process of each worker last reported, by the coordinator's clock.
+        # Time of the last report of each worker's process, by the coordinator's clock.
         self.reported = {
             str(report.worker): node.written for report, node in zip(reports, nodes, strict=True)
         }
@@ -256,7 +256,7 @@ class Snapshot:
         return self._read_by_name([self._layout.queue(name) for name in names])
 
     def _named(self, dead: Collection[str]) -> Collection[str]:
-        """Return which queues may have a node, also where the folder of nodes cannot be listed."""
+        """Return the queues that may have a node, even if the folder of nodes cannot be listed."""
         return {*self.listed, *dead} if self._queues is None else self._queues
 
     def _to_report(
@@ -268,15 +268,15 @@ class Snapshot:
     def _is_over(self, name: str, node: QueueNode, stored: Collection[str]) -> bool:
         if node.deleted and name not in stored:
             return True
-        # A finished queue is over even before a leader has marked it as deleted.
+        # A finished queue has ended even if no leader has marked it as deleted yet.
         return self.is_finished(node) and not node.owner and node.fault is None
 
     def is_finished(self, node: QueueNode | None) -> bool:
-        """Return whether a queue is finished, as the shards of Kinesis are after a reshard."""
+        """Return whether a queue is finished, such as a shard of Kinesis after a reshard."""
         return node is not None and self.end is not None and node.position == self.end
 
     def _with_fault(self, name: str, node: QueueNode) -> QueueNode:
-        """Return a node whose fault is the reason why the queue is not processed."""
+        """Return a node with a fault: the reason why the queue is not processed."""
         broker = self._broker
         if broker is None:
             return node
@@ -291,14 +291,14 @@ class Snapshot:
         return node
 
     def _unclaimed(self) -> dict[str, str]:
-        """Return why queues without an owner are not processed although a worker should."""
+        """Return the reasons why assigned queues without an owner are not processed."""
         workers = self.workers or {}
         found = ((name, self.nodes.get(name, NEW)) for name in self.names)
         free = {name for name, node in found if not node.fault and node.owner not in workers}
         if not free or not workers:
             return {}
-        # Another program that registers as a worker gets queues, too, until the rebalancer notices
-        # that it claims none.
+        # Another program that registers as a worker also gets queues, until the rebalancer notices
+        # that the program claims none.
         components = self._components
         reporting = None if components is None else {read.session for read in components}
         reasons: dict[str, str] = {}
@@ -317,7 +317,7 @@ class Snapshot:
         return {name: broker.catalog.parents(name) for name in names if name in self.listed}
 
     def _crowded_out(self, names: Collection[str]) -> dict[str, str]:
-        """Return why queues without a node are not processed: the app has too many."""
+        """Return why queues without a node are not processed if the app has too many queues."""
         limit = None if self._broker is None else self._broker.max_queues
         count = len(self._queues or ())
         if limit is None or count < limit:
@@ -326,7 +326,7 @@ class Snapshot:
         return dict.fromkeys(names, reason)
 
     def _dead_letters(self, fault: QdoError | None) -> Mapping[str, int] | None:
-        """Return the number of dead letters by queue; an error hides no queue."""
+        """Return the number of dead letters by queue; an error must not hide queues."""
         if self._broker is None:
             self.unread.update({} if fault is None else {MESSAGES: str(fault)})
             return None
@@ -337,7 +337,7 @@ class Snapshot:
             return None
 
     def _pools(self, glob: str) -> dict[str, PoolCounts]:
-        """Return the numbers of requests by pool; an error hides no queue."""
+        """Return the numbers of requests by pool; an error must not hide queues."""
         if self._broker is None or not self._broker.capabilities.requests:
             return {}
         try:

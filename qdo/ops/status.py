@@ -1,4 +1,4 @@
-"""The status of queues. Reads only, and returns frozen values."""
+"""Reads the status of queues; returns frozen values and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,99 +24,99 @@ from qdo.positions import format_last, time_of_position
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
 from qdo.text import pluralize
 
-# A larger number was written by another program.
+# Maximum number in a node. Only another program writes a larger number.
 MOST_PACE = 1e12
 NO_REPORT = WorkerReport()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
-    """The owner and the progress of a queue.
+    """The owner and progress of a queue.
 
-    The fields before `marks` are published as they are named, see `dump`.
+    The fields before `marks` are published under their names, see `dump`.
     """
 
     queue: str
-    # Worker in its node, None if the queue is free.
+    # The worker in the queue's node; None if the queue is free.
     owner: str | None
-    # That worker is no longer registered: the queue is free as well. None if it is unknown, because
-    # the workers cannot be listed.
+    # True if that worker is not registered anymore, so the queue is free. None if the workers
+    # cannot be listed.
     owner_gone: bool | None
-    # Why no registered worker takes this queue, None if one does.
+    # Why no registered worker takes this queue; None if a worker takes it.
     untaken: str | None = None
-    # Which worker it is assigned to that has not claimed it, None if it has an owner or is not
-    # assigned.
+    # The worker that has not claimed its assigned queue; None if the queue has an owner or is
+    # unassigned.
     unclaimed: str | None = None
-    # Queues that must be finished before this one may begin.
+    # Queues that must finish before this queue may begin.
     waits_for: tuple[str, ...] = ()
-    # The limits for whose permits it waits.
+    # The limits for whose permits the queue waits.
     limits: tuple[str, ...] = ()
-    # Position up to which everything is done, 0 before the first message.
+    # Position up to which all messages are done; 0 before the first message.
     last: int
-    # The broker's own position for it, None if its positions are times.
+    # The broker's own form of this position; None if positions are times.
     position: str | None = None
-    # Messages after `last`; None if the broker does not know the queue, cannot count or was not
-    # asked, or if `last` cannot be read.
+    # Number of messages after `last`. None if `last` cannot be read, or if the broker lacks the
+    # queue, cannot count or was not asked.
     backlog: int | None
     approximate: bool = False
-    # Age of the next message, 0 at the tip; None if unknown.
+    # Age of the next message; 0 without a next message, None if unknown.
     behind_seconds: float | None = None
-    # Age at which the broker deletes messages, also unread ones; None if it does not, or if that is
-    # unknown.
+    # Age at which the broker deletes messages, even unread ones; None if it keeps them, or if that
+    # is unknown.
     retention_seconds: float | None = None
     # Position of the first message of the backlog.
     oldest: int | None
-    # Messages that are not due yet; they are not in the backlog.
+    # Number of messages that are not due yet. The backlog does not include them.
     delayed: int = 0
     # Number of dead letters; None if the broker did not return it.
     dead_letters: int | None
-    # Why the queue is not processed: its node cannot be read, for instance.
+    # Why the queue is not processed, for instance because its node cannot be read.
     fault: str | None
     # Why the broker did not return the backlog.
     error: str | None = None
-    # Why it is paused in the whole fleet, None if it is not.
+    # Why the queue is paused in the whole fleet; None if it is not paused.
     held: str | None = None
-    # How many of its messages end in a second, as its owner has measured; None if it does not say.
+    # Ended messages per second, as measured by the owner; None if the owner did not report it.
     per_second: float | None = None
-    # How many were sent in a second since its next message was, None if that is unknown.
+    # Messages sent per second since the next message was sent; None if unknown.
     sent_per_second: float | None = None
-    # How long one takes, as its owner has measured.
+    # Duration of a message, as measured by the owner.
     message_seconds: float | None = None
-    # The message that has run for longest, None if none runs for long.
+    # The message that has run for longest; None if no message runs for long.
     running: LongRun | None = None
-    # Failure record of the failing message; it shows whether the queue is blocked.
+    # Failure record of the failing message, which shows whether the queue is blocked.
     marks: FailureRecord | None = None
     # Failure records of further messages that wait for an operator.
     also_blocking: tuple[FailureRecord, ...] = ()
-    # Those of further messages that do not.
+    # Failure records of further messages that do not wait for an operator.
     also_failing: tuple[FailureRecord, ...] = ()
-    # Messages of the backlog that a consumer has received, as far as the broker hides these.
+    # Messages of the backlog that a consumer has received, if the broker hides received messages.
     in_flight: int = 0
-    # The broker does not have the queue: nothing waits.
+    # The broker lacks the queue, so no message waits.
     missing: bool = False
-    # It is marked as deleted, by `qdo delete` or because the broker lost it.
+    # The queue is marked as deleted, by `qdo delete` or because the broker lost it.
     deleted: bool = False
     # Messages were deleted before they were read; `fault` says which.
     lost: bool = False
-    # How often operators moved `last`.
+    # Number of times that operators moved `last`.
     seek: int = 0
-    # When its node was last written, Unix time of the coordinator's clock; 0 if it has none.
+    # Time of the last write of its node, Unix time by the coordinator's clock; 0 without a node.
     written: float = 0.0
-    # Number of the transaction that created its node, 0 if it has none. A queue that was deleted
-    # and created again has another.
+    # Number of the transaction that created its node; 0 without a node. A queue that was deleted
+    # and created again has another number.
     created: int = 0
-    # When its owner last reported, by the same clock; None if that is unknown.
+    # Time of its owner's last report, by the coordinator's clock; None if unknown.
     reported: float | None = None
     # Why its owner runs none of its messages now, although it is healthy; None if the owner does
     # not say.
     in_line: str | None = None
-    # Most time between two messages of its job.
+    # Maximum time between two messages of its job.
     rest_seconds: float = 0.0
-    # The error for which its owner has paused its job, None if it has not.
+    # The error for which the owner has paused the job of the queue, or None.
     paused_job: str | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Return the published facts, for JSON; positions are text, because they are large."""
+        """Return the published facts for JSON, with positions as text, because they are large."""
         marks = None if self.marks is None else self.marks.dump()
         blocked = self.marks is not None and self.marks.blocked
         return {name: getattr(self, name) for name in _PUBLISHED} | {
@@ -138,13 +138,13 @@ class Statuses:
     """The status of queues, by name."""
 
     queues: list[QueueStatus]
-    # How many backlogs were not requested from the broker, to save requests.
+    # Number of backlogs that were not requested from the broker, to save requests.
     unasked: int = 0
-    # What could not be read about the queues, with the reason.
+    # The unreadable facts about the queues, with the reasons.
     unread: Mapping[str, str] = field(default_factory=dict)
-    # When they were read, Unix time of the reader's clock.
+    # Time of the reading, Unix time by the reader's clock.
     at: float = 0.0
-    # Number of registered workers; None if it is unknown.
+    # Number of registered workers, or None if unknown.
     workers: int | None = None
     # The numbers of requests, by pool.
     pools: Mapping[str, PoolCounts] = field(default_factory=dict)
@@ -158,16 +158,16 @@ def queue_statuses(
     budget: int | None = None,
     fault: QdoError | None = None,
 ) -> Statuses:
-    """Return the status of every queue that matches.
+    """Return the status of every matching queue.
 
-    Includes every queue that has a node or a message. A queue that is finished, or that the
-    broker no longer has, is included only while it has dead letters. Without `client` owners and
-    positions are unknown, without `broker` messages are. So is what the account may not read: see
-    `Statuses.unread`.
+    Includes every queue that has a node or a message. A queue that is finished, or that the broker
+    has lost, is included only while it has dead letters. Without `client`, owners and positions are
+    unknown; without `broker`, messages are unknown. `Statuses.unread` names what the account may
+    not read.
 
-    :param budget: how many backlogs to request from the broker at most, beginning with the queues
-        that are likely to need attention; None: the broker's own limit.
-    :param fault: why there is no broker although messages were sent.
+    :param budget: maximum number of backlogs to request from the broker, beginning with the queues
+        that probably need attention; None: the broker's own limit.
+    :param fault: the reason why the broker is missing although messages were sent.
     :raises UnreachableError: the broker cannot be read.
     """
     snapshot = Snapshot(client, layout, broker, glob, budget, fault)
@@ -233,7 +233,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
 
 
 def _sent_per_second(backlog: Backlog, age: float | None) -> float | None:
-    """Return the mean since the next message was sent, or of the last second if that is less."""
+    """Return the mean rate since the next message was sent, or in the last second if lower."""
     if not backlog.count or age is None:
         return None
     return float(f"{backlog.count / max(1.0, age):.3g}")
@@ -267,15 +267,15 @@ def _is_gone(owner: str, workers: Collection[str] | None) -> bool | None:
 
 
 def _is_pending(parent: str, snapshot: Snapshot) -> bool:
-    """Return whether a queue exists and is not finished yet."""
+    """Return whether a queue exists and is unfinished."""
     exists = parent in snapshot.nodes or parent in snapshot.listed
     return exists and not snapshot.is_finished(snapshot.nodes.get(parent))
 
 
 def wait_of(queue: str, report: WorkerReport) -> dict[str, Any]:
-    """Return why a healthy owner runs none of a queue's messages now, as facts of `QueueStatus`."""
-    # Workers report jobs and counts instead of names of queues: thousands may wait. So each queue
-    # of a job that waits has the reason.
+    """Return facts of `QueueStatus`: why a healthy owner runs no message of a queue."""
+    # Thousands of queues may wait, so workers report jobs and counts instead of queue names.
+    # Therefore each queue of a waiting job gets the reason.
     by_glob = report.waits or report.rests or report.paused_jobs
     filters = _most_specific_first(report.jobs) if by_glob else ()
     glob = next((each.jobs[0] for each in filters if each.takes(queue)), "")
@@ -288,7 +288,7 @@ def wait_of(queue: str, report: WorkerReport) -> dict[str, Any]:
 
 
 def unusable_of(limits: Iterable[str], report: WorkerReport) -> str | None:
-    """Return why one of these limits permits nothing, None if each may permit something."""
+    """Return the reason why one of these limits permits no job at all, or None."""
     return next((report.unusable[name] for name in limits if name in report.unusable), None)
 
 

@@ -1,4 +1,4 @@
-"""The shards of streams as commands and the dashboard show them, and their division."""
+"""The shards of streams for commands and the dashboard, and their splits and merges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, A
     for each in shards:
         backlog = backlogs.get(each.queue, NO_BACKLOG)
         end = each.end
-        # A sealed shard whose `last` has reached its end, or that was deleted.
+        # A sealed shard whose `last` has reached its end, or a deleted shard.
         is_over = end is not None and (last[each.queue] >= end or backlog.head < end)
         items.append(
             {
@@ -42,7 +42,7 @@ def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, A
 
 
 def reshard(broker: Broker, children: Sequence[StreamShard]) -> None:
-    """Store children as `StreamStore.add` does; after a lost answer, find out whether it did."""
+    """Store children with `StreamStore.add`; if the answer is lost, read whether they exist."""
     try:
         broker.streams.add(children)
     except UnreachableError:
@@ -52,7 +52,7 @@ def reshard(broker: Broker, children: Sequence[StreamShard]) -> None:
 
 
 def hidden_parents(broker: Broker | None, names: Iterable[str]) -> dict[str, Sequence[str]]:
-    """Return the parents of those queues that are hidden shards."""
+    """Return the parents of the hidden shards among these queues."""
     if broker is None or not broker.capabilities.streams:
         return {}
     queues = set(names)

@@ -1,4 +1,4 @@
-"""Timers as commands, the dashboard and `qdo doctor` show them; and its check of outboxes."""
+"""Timers for commands, the dashboard and `qdo doctor`, and the doctor's check of outboxes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.text import iso_time, join_some, pluralize, short_duration
 
-# A last time that is further ahead comes from a clock that was wrong; a leader repairs it.
+# If the last time is further ahead, a clock was wrong. A leader repairs the time.
 AHEAD_SECONDS = 3600.0
-# A new leader after a lost host is faster.
+# Even after the loss of a host, a new leader needs less time.
 OVERDUE_SECONDS = 30.0
 OVERDUE_PERIODS = 5
-# A timer with a short period is overdue after so many periods, but not earlier.
+# A timer with a short period is overdue after this many periods.
 LEAST_OVERDUE_SECONDS = 10.0
 
 
@@ -29,7 +29,7 @@ def timer_items(
 ) -> list[dict[str, Any]]:
     """Return the items of qdo.timers/1.
 
-    :param declared: the timers of the app, None if its code is not known.
+    :param declared: the timers of the app, or None if its code is unknown.
     """
     items = []
     for name in sorted({*nodes, *(declared or ())}):
@@ -66,7 +66,7 @@ def _patience(node: TimerNode) -> float:
 
 
 def failed_elsewhere(client: Client, layout: Layout, now: float) -> list[ErrorGroup]:
-    """Return the failures that are no dead letters: of timers, and of messages in outboxes."""
+    """Return failures that are not dead letters: of timers, and of messages in outboxes."""
     timers = timer_items(read_timers(client, layout), now)
     bad = [each["state"] for each in timers if not each["is_well"]]
     groups = [ErrorGroup("timer", error, bad.count(error), bad.count(error)) for error in {*bad}]
@@ -78,13 +78,13 @@ def failed_elsewhere(client: Client, layout: Layout, now: float) -> list[ErrorGr
 
 
 def refused_rows(workers: Sequence[WorkerStatus]) -> dict[str, int]:
-    """Return the number of messages that the broker refused, by table of an outbox."""
+    """Return the number of refused messages of each outbox table."""
     tables = [each.report.refused_rows or {} for each in workers]
     return {table: count for each in tables for table, count in each.items() if count > 0}
 
 
 def check_timers(case: Case) -> Diagnosis:
-    """Look for timers that are overdue or refused, or whose nodes are damaged."""
+    """Find timers that are overdue or refused, or have damaged nodes."""
     items = timer_items(read_timers(case.connected(), case.layout), time.time(), case.timers)
     bad = [f"{each['timer']} ({each['state']})" for each in items if not each["is_well"]]
     if bad:
@@ -96,7 +96,7 @@ def check_timers(case: Case) -> Diagnosis:
 
 
 def check_outboxes(case: Case) -> Diagnosis:
-    """Look for messages of outboxes that the broker refused."""
+    """Find messages in outboxes that the broker refused."""
     tables = refused_rows(case.workers())
     if not tables:
         return ok("the broker refused no message of an outbox")

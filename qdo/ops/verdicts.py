@@ -1,8 +1,8 @@
-"""Judge why a queue is where it is: a word, a sentence, and what to do. Pure functions.
+"""Judges the progress of a queue: a state, a reason and a remedy. Pure functions.
 
-The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), with what qdo knows
-besides: failing messages, owners, pauses, and messages in flight. A verdict is that of the reader:
-it works even when no worker is running.
+The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), plus facts that only
+qdo knows: failing messages, owners, pauses and messages in flight. The reader computes the verdict,
+so it needs no running worker.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from qdo.ops.status import QueueStatus, Statuses
 
 _DECIDED = {"skip": "skip message {}", "dead-letter": "make message {} a dead letter"}
-# So many messages are worth a word, even without a pace.
+# A backlog of this many messages is reported even if the pace is unknown.
 MANY = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictRules:
-    """The times from which a queue is worth a look."""
+    """The durations after which a queue needs attention."""
 
     # Age of its next message.
     late_seconds: float = 60.0
     # How long one message may run.
     stuck_seconds: float = 300.0
-    # How long it may run if that is much longer than usual.
+    # How long one message may run if it takes much longer than usual.
     unusual_seconds: float = 60.0
-    # How long nothing may happen: no owner, nothing recorded, no report.
+    # How long a queue may be without an owner, without recorded progress or without a report.
     still_seconds: float = 30.0
-    # Age of its next message, as a share of the broker's retention.
+    # Maximum age of its next message, as a share of the broker's retention.
     expiring_share: float = 0.5
 
 
@@ -47,12 +47,12 @@ RULES = VerdictRules()
 
 @dataclass(frozen=True, slots=True)
 class QueueSample:
-    """A queue at one time."""
+    """The status of a queue at one time."""
 
-    # Unix time of the reader's clock.
+    # Unix time by the reader's clock.
     at: float
     status: QueueStatus
-    # Number of registered workers, None if it is unknown.
+    # Number of registered workers, or None if unknown.
     workers: int | None
 
 
@@ -62,7 +62,7 @@ class QueueCase:
     def __init__(self, samples: Sequence[QueueSample], rules: VerdictRules) -> None:
         self.rules = rules
         self.sample = samples[-1]
-        # Before it was deleted and created again, it was another queue.
+        # Ignore samples from before the queue was deleted and created again.
         same = (each for each in samples if each.status.created == self.sample.status.created)
         self.first = next(same)
         self.now = self.sample.at
@@ -92,12 +92,12 @@ class QueueCase:
 
     @property
     def has_work(self) -> bool:
-        """Whether a worker owns it, and messages wait."""
+        """Whether a worker owns the queue, and messages wait."""
         return self.owned and bool(self.waiting)
 
     @property
     def silent_seconds(self) -> float:
-        """How long its owner has not reported: its report may be wrong."""
+        """Seconds since the owner's last report, which may be outdated."""
         reported = self.status.reported
         return 0.0 if reported is None else self.now - reported
 
@@ -107,7 +107,7 @@ class QueueCase:
 
     @property
     def still_seconds(self) -> float | None:
-        """How long nothing was recorded; None if that is unknown."""
+        """Seconds without recorded progress, or None if unknown."""
         written = self.status.written
         return max(0.0, self.now - written) if written else None
 
@@ -142,7 +142,7 @@ class QueueHealth(enum.Enum):
 
     @property
     def is_critical(self) -> bool:
-        """Whether messages wait, and will wait until an operator acts."""
+        """Whether messages will wait until an operator acts."""
         return self.rank <= QueueHealth.UNOWNED.rank
 
     @property
@@ -163,28 +163,28 @@ class Verdict:
     """The state of a queue."""
 
     state: QueueHealth
-    # A sentence, "" if there is nothing to say.
+    # The reason as a sentence, or "".
     reason: str = ""
-    # What to do: most often a command; "" if nothing is to be done.
+    # The remedy, usually a command; "" if no action is needed.
     remedy: str = ""
-    # When it will have caught up, None if that is unknown.
+    # Seconds until the queue has caught up, or None if unknown.
     eta_seconds: float | None = None
-    # The commands of a remedy that has several.
+    # The commands of a remedy with several commands.
     choices: tuple[str, ...] = ()
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """The remedy, or its commands one by one."""
+        """The remedy, or each of its commands."""
         return self.choices or ((self.remedy,) if self.remedy else ())
 
 
 def judge(samples: Sequence[QueueSample], rules: VerdictRules = RULES) -> Verdict:
     """Return the verdict on one queue.
 
-    With one sample, a queue that is late is "lagging". It takes two to see that it catches up, or
-    that it was moved back.
+    With one sample, a late queue is "lagging". Two samples show whether the queue catches up or was
+    moved back.
 
-    :param samples: at least one, the oldest first.
+    :param samples: at least one sample, the oldest first.
     """
     case = QueueCase(samples, rules)
     verdict = next((each for rule in _RULES if (each := rule(case)) is not None), None)
@@ -220,7 +220,7 @@ def _lost(case: QueueCase) -> Verdict | None:
 
 
 def _with_expiry(case: QueueCase, verdict: Verdict) -> Verdict:
-    """Return a verdict that warns of the broker's retention, which deletes unread messages."""
+    """Return a verdict that warns about the broker's retention, which deletes unread messages."""
     kept = case.status.retention_seconds
     age = case.age
     if not kept or not age or age < kept * case.rules.expiring_share or case.status.lost:
@@ -249,7 +249,7 @@ def _blocked(case: QueueCase) -> Verdict | None:
     retry = command_text("retry-now", case.queue)
     add = command_text("dead-letters add", case.queue, position)
     skip = command_text("skip", case.queue, position)
-    # The last one drops the message.
+    # The last command drops the message.
     remedy = f"{retry}, {add} or {skip}"
     return Verdict(QueueHealth.BLOCKED, reason, remedy, choices=(retry, add, skip))
 
@@ -328,7 +328,7 @@ def _unowned(case: QueueCase) -> Verdict | None:
     if status.waits_for:
         remedy = command_text("queues", status.waits_for[0]) if case.is_late else ""
         return case.waits(f"It begins once {', '.join(status.waits_for)} is finished.", remedy)
-    # A handover takes less than a second; a new queue is noticed within ten.
+    # A handover takes less than a second. Workers notice a new queue within ten seconds.
     if min(case.age or still, case.still_seconds or still) < still:
         return Verdict(QueueHealth.OK, "It has no owner yet.")
     why = f"It is {status.unclaimed}." if status.unclaimed else "No worker has claimed it."
@@ -348,7 +348,7 @@ def _rewound(case: QueueCase) -> Verdict | None:
 
 
 def _of_a_paused_job(case: QueueCase) -> Verdict | None:
-    """Judge a queue whose job is paused: neither its message nor its owner is to blame."""
+    """Judge a queue whose job is paused. Neither its message nor its owner is the cause."""
     error = case.status.paused_job
     if error is None or not case.has_work or case.is_silent:
         return None
@@ -364,7 +364,7 @@ def _failing(case: QueueCase) -> Verdict | None:
         return None
     if marks.decision:
         return _decided(case, marks)
-    if not marks.attempts:  # the job asked for it, see `qdo.Retry`
+    if not marks.attempts:  # the job requested the retry, see `qdo.Retry`
         return case.waits(f"Its next message waits before it runs again: {marks.error}.")
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."
@@ -372,7 +372,7 @@ def _failing(case: QueueCase) -> Verdict | None:
 
 
 def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
-    """Judge a failing message with a decision; a running owner carries it out soon."""
+    """Judge a failing message with a decision, which a running owner executes soon."""
     owner = case.status.owner if case.owned else None
     what = _DECIDED[marks.decision].format(marks.position)
     reason = f"An operator decided to {what}; "
@@ -398,7 +398,7 @@ def _limited(case: QueueCase) -> Verdict | None:
 
 
 def _stopped(case: QueueCase) -> Verdict | None:
-    """Judge an owner that does nothing: its process hangs, or it waits for something."""
+    """Judge an idle owner: its process hangs or waits."""
     status = case.status
     if not case.has_work or status.running is not None:
         return None
@@ -417,7 +417,7 @@ def _stopped(case: QueueCase) -> Verdict | None:
 
 
 def _starved(reason: str, in_flight: int) -> Verdict:
-    """Judge an owner that polls in vain: its stacks show nothing."""
+    """Judge an owner that polls without receiving messages. Its stacks do not help."""
     count = pluralize(in_flight, "message")
     return Verdict(
         QueueHealth.STOPPED,
@@ -456,7 +456,7 @@ def _late(case: QueueCase) -> Verdict | None:
 
 
 def _burst(case: QueueCase, needed: float | None) -> Verdict | None:
-    """Judge a backlog that is young, and whose last message will be late."""
+    """Judge a young backlog whose last message will be late."""
     count = case.status.backlog or 0
     if needed is None and count >= MANY:
         return Verdict(QueueHealth.CATCHING_UP, f"{pluralize(count, 'message')} wait.")
@@ -467,7 +467,7 @@ def _burst(case: QueueCase, needed: float | None) -> Verdict | None:
 
 
 def _needed_seconds(case: QueueCase) -> float | None:
-    """Return how long the backlog needs at the pace of its owner, if nothing more is sent."""
+    """Return the time for the backlog at the pace of its owner, without new messages."""
     status = case.status
     if not case.owned or not status.backlog or not status.per_second:
         return None
@@ -475,7 +475,7 @@ def _needed_seconds(case: QueueCase) -> float | None:
 
 
 def _numbers(case: QueueCase) -> str:
-    """Return the rest of a sentence: rate out, duration of a message, rate in."""
+    """Return the end of a sentence: output rate, duration of a message, input rate."""
     status = case.status
     said = []
     if case.owned and status.per_second and status.message_seconds:
@@ -494,7 +494,7 @@ def _rate(per_second: float) -> str:
 
 
 def _eta(case: QueueCase) -> float | None:
-    """Return when a queue has caught up; None if it does not catch up, or nothing is known."""
+    """Return the time until a queue has caught up; None if it does not catch up, or if unknown."""
     seconds = case.now - case.first.at
     for before, after in (
         (case.first.status.backlog, case.status.backlog),

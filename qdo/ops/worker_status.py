@@ -1,4 +1,4 @@
-"""The status of workers. Reads only, and returns frozen values."""
+"""Reads the status of workers; returns frozen values and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class WorkerStatus:
 
     worker: str
     queues: int
-    # How many queues the rebalancer assigns to it.
+    # Number of queues that the rebalancer assigns to the worker.
     assigned: int
-    # When it last wrote its nodes, Unix time of the coordinator's clock. A dead worker stays
+    # Time of the last write of its nodes, Unix time by the coordinator's clock. A dead worker stays
     # registered until its session ends.
     reported: float
     report: WorkerReport
-    # Filter of the queues that may be assigned to it.
+    # Filter of the queues that the worker may get.
     takes: QueueFilter = EVERYTHING
-    # Why it gets no queues: its node cannot be read, or does not belong to a session.
+    # Why the worker gets no queues: its node cannot be read, or does not belong to a session.
     fault: str | None = None
-    # Host, process and parent process, for people; "" if it is not known.
+    # Host, process and parent process, for people; "" if unknown.
     process: str = ""
 
 
@@ -39,7 +39,7 @@ def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]
     if client is None:
         return []
     workers = _below(client, layout.workers)
-    # A worker and its component node have the same session.
+    # A worker and its component node belong to the same session.
     described = {read.session: read for read in component_nodes(client, layout) if read.session}
     names = [path.rpartition("/")[2] for path in workers]
     assigned = {
@@ -67,8 +67,8 @@ def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]
 
 
 def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWorker]:
-    """Return the workers that left queues unreleased `since` a Unix time, as the leader tells."""
-    # Those whose process has started another worker are left out.
+    """Return the workers that left queues unreleased `since` a Unix time, as the leader reports."""
+    # Omit workers whose process has started another worker.
     present = {each.process for each in workers}
     return [
         lost
@@ -80,10 +80,10 @@ def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWork
 
 
 class ProcessDeath(NamedTuple):
-    """A worker process that ended unasked; its parent has started another one in its place."""
+    """A worker process that died; its parent has started another process in its place."""
 
     pid: int
-    # Unix time of the host's clock.
+    # Unix time by the host's clock.
     at: float
     how: str
 
@@ -94,9 +94,9 @@ class ProcessDeath(NamedTuple):
 def deaths(
     workers: Sequence[WorkerStatus], since: float
 ) -> list[tuple[WorkerStatus, ProcessDeath]]:
-    """Return the deaths `since` a Unix time, oldest first, with the worker that reports each."""
-    # Only the parent process knows of them: the nodes of the dead are gone, and their queues are
-    # free at once.
+    """Return the deaths `since` a Unix time, oldest first, with the reporting workers."""
+    # Only the parent process knows of these deaths: the nodes of the dead processes are gone, and
+    # their queues are free immediately.
     pairs = [(each, ProcessDeath(*death)) for each in workers for death in each.report.deaths]
     return sorted((pair for pair in pairs if pair[1].at >= since), key=lambda pair: pair[1].at)
 

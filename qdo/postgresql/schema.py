@@ -1,30 +1,30 @@
 """The schema of the PostgreSQL broker: an append-only log, and functions that write to it.
 
-**The order of a queue is the order of its commits.** A position that a sender takes before its
-commit would be passed over by a reader that sees a later one first. Therefore:
+**The order of a queue is the order of its commits.** If a sender took its position long before its
+commit, a reader that saw a later position first would skip the message. Therefore:
 
 1. A sender locks the row of its queue. It then takes a position that is larger than all others and
    inserts the message. PostgreSQL releases the lock once readers can see the commit, so a reader
    that sees a message of a queue also sees every message before it.
 2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends them as the
-   last step before the commit: no sender waits for a transaction that stays open for an hour.
-3. Positions come from one sequence, which a short lock moves to the present time. Neither a
-   rollback nor a snapshot concerns a sequence: the rule holds at every isolation level, and when
-   the clock of the server was set back. Positions are unique over the schema, and so are the ids
-   that are made from them.
+   last step before the commit. So no sender waits for a transaction that stays open for an hour.
+3. Positions come from one sequence. A sender advances it to the current time under a short lock.
+   Neither rollbacks nor snapshots affect a sequence, so the rule holds at every isolation level,
+   and after the clock of the server was set back. Positions, and the ids made from them, are unique
+   in the schema.
 
-The lock is `FOR NO KEY UPDATE`, which creates no version of the row. Senders to different queues
-only share the sequence, for a few microseconds.
+The lock is `FOR NO KEY UPDATE`, which does not create a version of the row. Senders to different
+queues only share the sequence, for a few microseconds.
 
-Which queues changed cannot be told from positions: a transaction with a smaller position may
-commit later in another queue. `look` compares snapshots instead: the messages that are new are
-those of transactions which were not visible before.
+Positions do not show which queues changed, because a transaction with a smaller position may commit
+later in another queue. Instead, `look` compares snapshots. New messages are the messages of
+transactions that were not visible before.
 
-Progress is not stored here but in the coordinator, so a processed message is neither updated nor
-deleted. `trim` moves the end of the visible part of a queue (`queues.trimmed`); a partition is
-dropped when all its messages are hidden. Autovacuum ignores the partitions.
+The coordinator stores the progress, so workers neither update nor delete a processed message.
+`trim` moves the start of the visible part of a queue (`queues.trimmed`). A worker drops a partition
+when all its messages are hidden. Autovacuum ignores the partitions.
 
-Requests are the opposite: few rows that are changed, in one table that autovacuum cleans often.
+Requests are stored differently: few rows, which change, in one table that autovacuum cleans often.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 6
 OLDEST_SERVER = 15
-# How long an upgrade waits for a lock, and how long senders may wait behind it.
+# How long an upgrade waits for a lock, and how long senders may wait for the upgrade.
 UPGRADE_LOCK_SECONDS = 5
-# Default length of a partition. The space of processed messages is free after the retention time
-# and at most two partitions.
+# Default duration of a partition. The space of processed messages is free after the retention time
+# plus at most two partitions.
 PARTITION_SECONDS = 3600
 _TABLES: dict[str, dict[str, str]] = {
     "sender": dict.fromkeys(("about", "streams"), "SELECT"),
@@ -122,14 +122,15 @@ FOREIGN_SCHEMA = "QD003"
 
 
 def grants(schema: str, role: str, kind: str) -> list[str]:
-    """Return the statements that give a role the rights it needs, and no more.
+    """Return the statements that give a role exactly the rights that it needs.
 
-    :param role: its name as it is, without quotes.
+    :param role: the name of the role, without quotes.
     :param kind: sender, worker or onlooker.
-    :raises UsageError: the name stands for everyone, or cannot be the name of a role.
+    :raises UsageError: the name means all roles, or cannot be the name of a role.
     """
-    # A sender may send and ask, reads no message, and finds requests by their ids. A worker runs
-    # `qdo-worker` and every command. An onlooker reads everything and changes nothing.
+    # A sender may send messages, store requests and find requests by their ids, but cannot read
+    # messages. A worker may run `qdo-worker` and every command. An onlooker reads everything and
+    # changes nothing.
     if role == "public" or not role or "\0" in role:
         raise UsageError(
             reason=f"the role must be one role of PostgreSQL, got {role!r}; create one with"
@@ -147,8 +148,8 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
-    """Return the statements that create the schema, or bring its format `have` up to date."""
-    # Tables grow by formats. All functions are replaced: their texts have no history.
+    """Return the statements that create the schema, or upgrade it from format `have`."""
+    # Each format extends the tables. An upgrade replaces all functions.
     tables = _text("schema.sql")
     if have:
         _, mark, rest = tables.partition(f"\n-- Format {have + 1}:")
@@ -159,7 +160,7 @@ def script(schema: str, partition_seconds: int, have: int = 0) -> str:
 
 
 def digest() -> str:
-    """Return a digest of the functions of this version, which `about` has once they are stored."""
+    """Return a digest of this version's functions; `about` has it once they are stored."""
     return hashlib.sha256(_text("functions.sql").encode()).hexdigest()[:16]
 
 
@@ -168,7 +169,7 @@ def _text(name: str) -> str:
 
 
 def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> None:
-    """Raise PostgresqlUnsuitableError for an old server, another encoding, or a reserved name."""
+    """Raise PostgresqlUnsuitableError for an old server, a wrong encoding, or a reserved name."""
     version = connection.info.server_version // 10_000
     if version < OLDEST_SERVER:
         raise PostgresqlUnsuitableError(
@@ -251,7 +252,7 @@ def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> Postgres
 
 
 def change(connection: PostgresqlConnection, address: SchemaAddress) -> str:
-    """Return what `create` would do, "create", "upgrade" or ""; it raises the same errors."""
+    """Return the action of `create`: "create", "upgrade" or ""; raise the same errors."""
     check_server(connection, address)
     found = found_format(connection, address)
     if found is None:
@@ -263,10 +264,10 @@ def change(connection: PostgresqlConnection, address: SchemaAddress) -> str:
 def create(
     connection: PostgresqlConnection, address: SchemaAddress, partition_seconds: int
 ) -> bool:
-    """Create or upgrade the schema unless it is current; return whether it was not.
+    """Create or upgrade the schema unless it is current; return whether it changed.
 
     :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
-    :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that an upgrade needs;
+    :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that the upgrade needs;
         nothing was changed.
     """
     if change(connection, address):
@@ -276,10 +277,11 @@ def create(
         try:
             with connection.transaction():
                 if exists:
-                    # All senders would wait behind an upgrade that waits for an open transaction.
+                    # All senders would wait while an upgrade waits for an open transaction.
                     connection.execute(f"SET LOCAL lock_timeout = '{UPGRADE_LOCK_SECONDS}s'")
-                    # One upgrade at a time: the server gives a sequence another name beside an
-                    # uncommitted one of the same name, and functions would not find it.
+                    # Allow one upgrade at a time. Otherwise the server renames a sequence if
+                    # another transaction creates one with the same name, and functions do not find
+                    # it.
                     connection.execute(
                         f"LOCK TABLE {address.schema}.about IN SHARE UPDATE EXCLUSIVE MODE"
                     )

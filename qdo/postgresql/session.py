@@ -1,7 +1,7 @@
 """A connection to PostgreSQL, which is opened again when it is lost.
 
-Waiting has a deadline: a frozen server keeps its connections forever. psycopg waits through
-Python's `select`, which gevent replaces; a native thread must wait with the original.
+Every wait has a deadline, because a frozen server keeps its connections forever. psycopg waits with
+Python's `select`, which gevent replaces. A native thread must wait with the original `select`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ T = TypeVar("T")
 RV = TypeVar("RV")
 
 CONNECT_SECONDS = 10.0
-# How long a statement may take. The longest write 64 MiB to a slow disk.
+# The maximum duration of a statement. The longest statements write 64 MiB to a slow disk.
 ANSWER_SECONDS = 30.0
 
-_COMPILE = "SET jit = off"  # compiling a plan takes longer than running it
-# What every statement relies on, whatever the defaults of the role and the database are. Other
-# roles may create functions in other schemas.
+_COMPILE = "SET jit = off"  # compiling a plan takes longer than executing it
+# Settings that every statement requires, in place of the defaults of the role and the database.
+# Other roles may create functions in other schemas.
 _DEFAULTS = f"""
 SET search_path = pg_catalog, pg_temp;
 SET standard_conforming_strings = on;
@@ -59,18 +59,18 @@ SET client_min_messages = warning;
 """
 
 _LOOK_SECONDS = 0.5
-# How long a statement waits until it asks whether another host of the address is the primary.
+# How long a statement waits before it checks whether another host of the address is the primary.
 _ASK_SECONDS = 8.0
-# For each `SchemaAddress.server`, the host that gave no answer to the last connection.
+# For each `SchemaAddress.server`, the host that did not answer the last connection.
 _silent: dict[str, str] = {}
-# For each of them, when this process found another host or server there.
+# For each `SchemaAddress.server`, the time at which this process found another host or server.
 _renewed: dict[str, float] = {}
 
-# Bits by which psycopg's generators name the events they wait for, and learn which occurred.
+# Bits with which psycopg's generators name the awaited events, and get the occurred ones.
 _READ = 1
 _WRITE = 2
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
-# Rights that the role of a worker needs on tables; on others it needs SELECT.
+# Rights that the role of a worker needs on these tables; on all others it needs SELECT.
 _TABLE_RIGHTS = {"dead_letters": "SELECT, UPDATE, DELETE"}
 _KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
     ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),
@@ -86,14 +86,14 @@ _KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
         PostgresqlBusyError,
     ),
 )
-# Errors at login: libpq gives them no SQLSTATE.
+# Errors at login, for which libpq has no SQLSTATE.
 _LOGIN = re.compile(
     "password|authentication|pg_hba.conf|role .* (does not exist|is not permitted to log in)"
 )
-# SQLSTATEs of servers that cannot be reached: lost connections, shutdowns.
+# SQLSTATEs of unreachable servers: lost connections and shutdowns.
 _REACH = re.compile("08|57P0")
-# Errors about the lack of a resource for a connection, of the server, PgBouncer and the system,
-# each with its remedy.
+# Errors of the server, PgBouncer and the system about a missing resource for a connection, each
+# with its remedy.
 _REMEDIES = (
     (
         re.compile(
@@ -110,12 +110,12 @@ _REMEDIES = (
 )
 _NO_DATABASE = re.compile("database .* does not exist|no such database")
 _READ_ONLY = re.compile("session is read-only|server is in hot standby")
-# Errors of libpq about parameters of the address, before it connects.
+# Errors of libpq about parameters of the address, which it raises before it connects.
 _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 
 
 def native_poll() -> Any:
-    """Return a poll object whose waiting blocks the native thread, also under gevent."""
+    """Return a poll object whose wait blocks the native thread, even under gevent."""
     return original("select", "poll", select.poll)()
 
 
@@ -125,7 +125,7 @@ def loop_poll() -> Any:
 
 
 def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
-    """Wait until a socket can be read or written; return which, 0 after the deadline."""
+    """Wait until a socket is readable or writable; return the event, 0 after the deadline."""
     events = (select.POLLIN if wanted & _READ else 0) | (select.POLLOUT if wanted & _WRITE else 0)
     poll.register(fileno, events)
     found = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
@@ -138,11 +138,11 @@ def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
 
 
 class PostgresqlConnection(psycopg.Connection[Any]):
-    """A connection whose waiting has an end.
+    """A connection whose waits have a deadline.
 
     :ivar make_poll: `native_poll` or `loop_poll`.
-    :ivar answer_seconds: how long a statement may take.
-    :ivar address: what `connect` was called with; `host` is one of its hosts.
+    :ivar answer_seconds: the maximum duration of a statement.
+    :ivar address: the address given to `connect`; `host` is one of its hosts.
     """
 
     address: SchemaAddress
@@ -154,11 +154,11 @@ class PostgresqlConnection(psycopg.Connection[Any]):
     _is_unconfirmed = False
 
     def is_outdated(self) -> bool:
-        """Return whether this process has found another server since the connection was made."""
+        """Return whether this process has found another server since it opened the connection."""
         return self.made_at < _renewed.get(self.address.server, 0.0)
 
     def outdate_others(self) -> None:
-        """Have the process give up its earlier connections: their server may be silent for long."""
+        """Give up earlier connections of the process, whose server may stay silent for long."""
         _renewed[self.address.server] = self.made_at
 
     def _ask_others(self) -> None:
@@ -168,8 +168,9 @@ class PostgresqlConnection(psycopg.Connection[Any]):
             connect(self.address, self.make_poll, _LOOK_SECONDS * 4).close()
 
     def noticed(self, notice: errors.Diagnostic) -> None:
-        """Give up a commit that the server reports and no synchronous standby has."""
-        # The server does so when a timeout or an operator ends its wait for the standby.
+        """Give up a commit that the server reports but no synchronous standby has."""
+        # The server reports such a commit when a timeout or an operator ends its wait for the
+        # standby.
         self._is_unconfirmed |= notice.source_function == "SyncRepWaitForLSN"
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
@@ -200,7 +201,7 @@ class PostgresqlConnection(psycopg.Connection[Any]):
             result: RV = end.value
             return result
         except BaseException:
-            # Otherwise the interpreter closes it later and prints what its cleanup raises.
+            # Otherwise the interpreter closes it later, and prints errors of the cleanup.
             with contextlib.suppress(psycopg.Error):
                 gen.close()
             raise
@@ -211,13 +212,13 @@ def connect(
     make_poll: Callable[[], Any] = native_poll,
     seconds: float | None = None,
 ) -> PostgresqlConnection:
-    """Return a connection to the first server that accepts it; else raise the last error.
+    """Return a connection to the first server that accepts one, or raise the last error.
 
-    :param seconds: how long connecting, and later each statement, may take; None: the defaults.
+    :param seconds: the maximum duration of connecting and of each statement; None: the defaults.
     """
     deadline = time.monotonic() + (CONNECT_SECONDS if seconds is None else seconds)
     for left in range(len(address.conninfos), 0, -1):
-        share = max(0.0, deadline - time.monotonic()) / left  # a host that is down is silent
+        share = max(0.0, deadline - time.monotonic()) / left  # a host that is down does not answer
         try:
             connection = _connect(address.conninfos[-left], make_poll, share)
             break
@@ -247,9 +248,9 @@ def _connect(conninfo: str, make_poll: Callable[[], Any], patience: float) -> Po
             message = pgconn.get_error_message()
             try:
                 check_descriptors(1)
-            except OSError as error:  # libpq does not say it
+            except OSError as error:  # libpq does not report it
                 message = str(error.strerror)
-            # Callers may keep the error, and it must not keep the socket.
+            # Callers may keep the error, which must not keep the socket open.
             raise psycopg.OperationalError(message, pgconn=errors.finish_pgconn(pgconn))
         wanted = _READ if state == pq.PollingStatus.READING else _WRITE
         if not wait_for(make_poll(), pgconn.socket, wanted, deadline):
@@ -263,21 +264,21 @@ def _connect(conninfo: str, make_poll: Callable[[], Any], patience: float) -> Po
 def with_lock_timeout(
     connection: PostgresqlConnection, act: Callable[[PostgresqlConnection], T], seconds: float
 ) -> T:
-    """Call `act` in a transaction that waits for no lock longer than `seconds`."""
+    """Call `act` in a transaction that waits at most `seconds` for each lock."""
     with connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = {round(seconds * 1000)}")
         return act(connection)
 
 
 def _set_up(connection: PostgresqlConnection) -> None:
-    """Set what qdo relies on, whatever the defaults of the role and the database are."""
-    milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # the server gives up what was given up here
+    """Set the settings that qdo requires, in place of the defaults of the role and database."""
+    milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # the server gives up after qdo
     connection.execute(
         "SET default_transaction_isolation = 'read committed';"
         "SET lock_timeout = 0;"
         "SET idle_session_timeout = 0;"
         f"SET idle_in_transaction_session_timeout = {milliseconds};"
-        f"SET tcp_user_timeout = {milliseconds};"  # a client that reads no answer keeps its locks
+        f"SET tcp_user_timeout = {milliseconds};"  # an unread answer keeps locks
         f"SET statement_timeout = {milliseconds};"
         "SELECT set_config('synchronous_commit', 'on', false)"
         " WHERE current_setting('synchronous_commit') = 'off'",
@@ -286,8 +287,8 @@ def _set_up(connection: PostgresqlConnection) -> None:
 
 
 def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
-    """Return whether the server has closed a connection that was idle, as at a restart."""
-    # What arrives at an idle connection is a notification or its end, which a statement tells.
+    """Return whether the server has closed an idle connection, for instance at a restart."""
+    # An idle connection receives only notifications or its end; a statement shows which.
     if connection.closed or connection.is_outdated():
         return True
     try:
@@ -299,14 +300,14 @@ def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
 
 
 class PostgresqlSession:
-    """A connection that is opened at first use, and again when it was lost. For one thread.
+    """A connection that is opened at first use, and again after a loss. For one thread.
 
     :param prepare: called with each new connection.
-    :ivar connection: the open one, None without one.
+    :ivar connection: the open connection, or None.
     """
 
-    # Behind a pooler, settings of a session would stay for other clients. The functions of the
-    # schema have theirs, and writes are transactions with a lock timeout.
+    # Behind a pooler, other clients would inherit the settings of a session. So the functions of
+    # the schema have their settings, and writes are transactions with a lock timeout.
 
     def __init__(
         self,
@@ -323,8 +324,8 @@ class PostgresqlSession:
     def run(self, act: Callable[[PostgresqlConnection], T], *, writes: bool = False) -> T:
         """Call `act` with the connection and return its result.
 
-        :param writes: it may have stored messages when the connection is lost.
-        :raises PostgresqlError: the server cannot be reached or refuses; see its subclasses.
+        :param writes: `act` may have stored messages when the connection is lost.
+        :raises PostgresqlError: the server is unreachable or refuses the call; see its subclasses.
         :raises UsageError: the login, a right or the schema is missing.
         """
         try:
@@ -337,7 +338,7 @@ class PostgresqlSession:
             lost = connection.closed or connection.broken
             read_only = isinstance(error, errors.ReadOnlySqlTransaction)
             if lost or read_only:
-                self.close()  # another server may be the primary now
+                self.close()  # another server may be primary now
             if lost and writes:
                 reason = _reason(error)
                 raise PostgresqlUnansweredError(
@@ -370,7 +371,7 @@ class PostgresqlSession:
 
 
 def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> QdoError:
-    """Return the qdo error for an error of psycopg; `role` is logged in, "" if unknown."""
+    """Return the qdo error for an error of psycopg; `role` is the login role, "" if unknown."""
     reason = _reason(error)
     server = address.server
     for lack, remedy in _REMEDIES:

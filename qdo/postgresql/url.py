@@ -12,7 +12,7 @@ from qdo.text import did_you_mean, hide_credentials
 _FORM = "postgresql://USER@HOST:PORT/DATABASE"
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _POOLERS = ("none", "transaction")
-# Options that libpq reads.
+# The options that libpq reads.
 _LIBPQ = (
     "host", "port", "service", "passfile", "sslmode", "sslrootcert",
     "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "krbsrvname",
@@ -31,17 +31,17 @@ _DEFAULTS = {
 class SchemaAddress:
     """One schema of a database."""
 
-    # For libpq, without a password: one for each host, in the order of attempts.
+    # Connection strings for libpq without a password, one for each host in the order of attempts.
     conninfos: tuple[str, ...]
     schema: str
-    # Whether a pooler in transaction mode stands before the server.
+    # Whether clients connect through a pooler in transaction mode.
     pooled: bool
     # The database in errors and logs: HOST:PORT/DATABASE.
     server: str
 
 
 def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
-    """Parse a URL; raise SettingsError, which names `setting`, if it is not valid."""
+    """Parse a URL; raise SettingsError, which names `setting`, if the URL is invalid."""
     try:
         return _parsed(url)
     except SettingsError as error:
@@ -49,7 +49,7 @@ def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
 
 
 def split_chroot(url: str) -> tuple[str, str]:
-    """Return a coordinator's address without its option `chroot`, and that without slashes."""
+    """Return a coordinator's address without its `chroot`, and the chroot without slashes."""
     base, _, query = url.partition("?")
     pairs = query.split("&") if query else []
     rest = [pair for pair in pairs if not pair.startswith("chroot=")]
@@ -58,7 +58,7 @@ def split_chroot(url: str) -> tuple[str, str]:
 
 
 def coordinator_address(url: str) -> tuple[SchemaAddress, str]:
-    """Return the schema of a coordinator, and its chroot; raise SettingsError as above."""
+    """Return the schema of a coordinator and its chroot; raise SettingsError if invalid."""
     address, chroot = split_chroot(url)
     return postgresql_address(address, "coordinator"), chroot
 

@@ -1,4 +1,4 @@
-"""Requests as apps ask for them: checked, stored, watched, cancelled, and their results."""
+"""Check, store, watch and cancel the requests of apps, and read their results."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 MAX_VALUE_BYTES = 64 * 1024
 MAX_KEEP_SECONDS = 366 * 86_400
 FIRST_PAUSE_SECONDS = 0.001
-# Between two looks for a result.
+# Longest pause between two checks for a result.
 LAST_PAUSE_SECONDS = 0.25
-# What a reply adds to the tag.
+# The keys that a reply adds to the tag.
 RESULT_KEYS = frozenset({"request", "take", "pool", "outcome", "result", "error"})
 
 
@@ -64,9 +64,9 @@ class RequestTerms:
 
 
 class Handle:
-    """A request of an app, whether this process asked for it or another one.
+    """A request of an app, made by this process or another one.
 
-    Calls raise RequestNotFoundError once it has expired, or if it never existed.
+    Calls raise RequestNotFoundError if the request has expired or never existed.
     """
 
     __slots__ = ("_sender", "id")
@@ -77,29 +77,30 @@ class Handle:
 
     @property
     def state(self) -> str:
-        """Its state now: "waiting", "running", "paused" or "over"."""
+        """The current state: "waiting", "running", "paused" or "over"."""
         return STATES[self._record().state]
 
     @property
     def progress(self) -> str | None:
-        """What its job reported last with `Request.progress`, or why it is paused; None at first.
+        """The job's last report with `Request.progress`, or the reason for a pause; None at first.
 
-        A share is a text such as "50%". Once the request is done, it is None again.
+        A share is a text such as "50%". Once the request is done, the value is None again.
         """
         return self._record().note
 
     def result(self, timeout_seconds: float | None = None) -> Any:
-        """Wait until the request is over, and return what its job returned: JSON or bytes.
+        """Wait until the request is over, and return its job's result: JSON or bytes.
 
         >>> app.request("invoice", {"order": 18}).result(timeout_seconds=60)
         {'url': 'https://example.org/18.pdf'}
 
-        It asks the broker every 1 to 250 milliseconds.
+        The call asks the broker every 1 to 250 milliseconds.
 
-        :param timeout_seconds: how long to wait; None: forever.
-        :raises RequestFailedError: it has failed, or its job skipped it; `details` has the outcome.
-        :raises RequestCancelledError: it was cancelled.
-        :raises RequestTimeoutError: it is not over in time.
+        :param timeout_seconds: how long to wait; None for no limit.
+        :raises RequestFailedError: the request failed or its job skipped it; `details` has the
+            outcome.
+        :raises RequestCancelledError: the request was cancelled.
+        :raises RequestTimeoutError: the request is not over in time.
         :raises UnreachableError: the broker cannot be reached; `result` can be called again.
         """
         patience = _Patience(self.id, timeout_seconds)
@@ -117,10 +118,10 @@ class Handle:
         return self._result(record)
 
     def cancel(self, reason: str = "") -> bool:
-        """Cancel the request; return False if it was over already, with another outcome.
+        """Cancel the request; return False if it was already over with another outcome.
 
-        One that waits never runs. The job of a running one is interrupted within a second; if it
-        ends before that, the outcome is its own.
+        A waiting request never runs. The job of a running request is interrupted within a second.
+        If the job ends before that, its outcome counts.
 
         :param reason: text for the error of the request, and for the message of `then`.
         """
@@ -135,16 +136,16 @@ class Handle:
                 done = end_request(
                     self._sender, record.take, record.pool, record.reply, "cancelled", error or None
                 )
-            if done:  # otherwise it was taken or has ended meanwhile
+            if done:  # otherwise a worker has taken it, or it has ended
                 return True
         return record.outcome == "cancelled"
 
     def resume(self, value: Any = None) -> None:
-        """Let a paused request continue: `pause` of its job returns the value.
+        """Let a paused request continue: `pause` in its job returns the value.
 
         :param value: JSON of at most 64 KiB.
-        :raises RequestStateError: it is not paused, was answered already, or is being cancelled;
-            or its job asks another question by now. `details` has its `note`.
+        :raises RequestStateError: the request is not paused, was already answered, is being
+            cancelled, or its job now asks another question. `details` has its `note`.
         """
         mark = _small_json("the value of resume", {"resume": value})
         record = self._record()
@@ -177,7 +178,7 @@ class Handle:
         if outcome == "done" and record.result is not None:
             try:
                 return opened(self._sender, record.pool, record.result)
-            except ValueError as error:  # another program wrote it
+            except ValueError as error:  # another program wrote the value
                 reason = f"its result cannot be read: {error}"
         kind = RequestCancelledError if outcome == "cancelled" else RequestFailedError
         raise kind(id=self.id, pool=record.pool, outcome=outcome, reason=reason)
@@ -187,7 +188,7 @@ class Handle:
 
 
 class _Patience:
-    """How long to wait for a result, in pauses that grow."""
+    """The time left to wait for a result, in growing pauses."""
 
     def __init__(self, id: str, seconds: float | None) -> None:
         if seconds is not None and not (is_number(seconds) and seconds >= 0):
@@ -198,7 +199,7 @@ class _Patience:
         self._next = FIRST_PAUSE_SECONDS
 
     def pause(self, state: int) -> float:
-        """Return the seconds until the next look; raise RequestTimeoutError if time is over."""
+        """Return the seconds until the next check; raise RequestTimeoutError if time is up."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise RequestTimeoutError(id=self._id, seconds=self._seconds, state=STATES[state])
@@ -208,7 +209,7 @@ class _Patience:
 
 
 class RequestCalls(Sender):
-    """The calls of an app that asks for requests."""
+    """The request methods of an app."""
 
     def request(
         self,
@@ -226,22 +227,23 @@ class RequestCalls(Sender):
         keep_seconds: float = 3600.0,
         connection: Any = None,
     ) -> Handle:
-        """Ask for a run of the pool's job on any worker; it is stored when this returns.
+        """Ask for a run of the pool's job on any worker. The request is stored when this returns.
 
         >>> app.request("invoice", {"order": 17}, id="17/invoice", then="order-17")
         <Handle of request '17/invoice'>
 
         :param body: as in `send`.
-        :param id: 1 to 200 characters; without one it gets a random id. If a request with this id,
-            pool and body exists, nothing is stored, and the handle is that of the existing one.
-        :param then: a queue, or a stream, that gets a message with the outcome: `request`, `pool`,
+        :param id: 1 to 200 characters; by default a random id. If a request with this id, pool and
+            body exists, the call stores nothing and returns the handle of the existing request.
+        :param then: a queue or stream that gets a message with the outcome: `request`, `pool`,
             `outcome`, `result` and `error`.
-        :param key: the key of that message.
-        :param tag: further keys of that message's body.
-        :param events: that queue also gets messages with the outcomes "started" and "paused".
-        :param priority: 0 to 9, as in `send`; so are `delay_seconds` and `at`.
-        :param keep_seconds: how long the result can be read once the request is over.
-        :param connection: ask if, and only if, its transaction commits, as in `send`.
+        :param key: the key of the message to `then`.
+        :param tag: further keys for the body of the message to `then`.
+        :param events: whether `then` also gets messages with the outcomes "started" and "paused".
+        :param priority: 0 to 9, as in `send`. `delay_seconds` and `at` also work as in `send`.
+        :param keep_seconds: how long the result can be read after the request is over.
+        :param connection: make the request only if this connection's transaction commits, as in
+            `send`.
         :raises RequestExistsError: a request with this id has another pool or body.
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
         :raises UnsupportedError: the broker is SQS or Kinesis.
@@ -264,7 +266,7 @@ class RequestCalls(Sender):
     def request_many(
         self, requests: Iterable[RequestTerms | Mapping[str, Any]], *, connection: Any = None
     ) -> list[Handle]:
-        """Ask for many requests at once, all or none; return their handles.
+        """Make many requests at once, all or none; return their handles.
 
         :param requests: dicts with the parameters of `request`.
         :param connection: as in `request`.
@@ -286,7 +288,7 @@ class RequestCalls(Sender):
         return await asyncio.to_thread(self.request, pool, body, **terms)
 
     def handle(self, id: str) -> Handle:
-        """Return the handle of a request that was asked for elsewhere, or earlier."""
+        """Return the handle of a request that was made elsewhere or earlier."""
         return Handle(self, _checked_id(id))
 
 
@@ -342,10 +344,10 @@ def _reply(request: RequestTerms, stream_of: Callable[[str], str]) -> str | None
     if isinstance(then, Stream):
         then = then._queue_of(request.key or "")
     if request.key is None and stream_of(check_queue_name(then)) != then:
-        raise keyless_error(then)  # the outcome could not be stored
+        raise keyless_error(then)  # without a key, no outcome could be stored
     if request.key is not None:
         check_key(request.key)
-        check_request_text("key", request.key)  # which a broker would refuse at the end only
+        check_request_text("key", request.key)  # or the end is refused
     if type(request.events) is not bool:
         raise _invalid("events", "True or False", request.events)
     if tag is not None:

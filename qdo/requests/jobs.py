@@ -1,8 +1,8 @@
-"""Jobs of pools: the request that a job gets, and the end of its request.
+"""The requests of pools' jobs: a request as its job gets it, and its end.
 
-The job's process stores the result itself, because a large one would cross the pipe to the worker
-for nothing. It then reports that to the worker: see `reporting`. Without a report, middleware has
-left out the job, and the worker ends the request.
+The job's process stores the result itself, so that a large result need not cross the pipe to the
+worker. The process then reports the end to the worker: see `reporting`. A missing report means that
+middleware has skipped the job. Then the worker ends the request.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# `Request.progress` is stored this often at most.
+# Minimum time between two writes of `Request.progress`.
 NOTE_SECONDS = 1.0
-# How often a paused request looks whether it goes on.
+# How often a paused request checks whether it may continue.
 LOOK_SECONDS = 0.25
 MOST_NOTE = 200
 
@@ -42,7 +42,7 @@ ENDED = object()
 
 
 class Request(Message):
-    """A request as the job of its pool gets it; its `body` has the parameters.
+    """A request for the job of its pool; its `body` has the parameters.
 
     Its methods wait for the broker: ``async def`` jobs call them with `asyncio.to_thread`.
     """
@@ -54,7 +54,7 @@ class Request(Message):
 
     @classmethod
     def of(cls, app: Sender, message: Message) -> Request:
-        """Return the request that a worker passes as a message."""
+        """Return a message that a worker passes, as a request."""
         request = cls.__new__(cls)
         for name in Message.__slots__:
             if hasattr(message, name):
@@ -69,16 +69,16 @@ class Request(Message):
 
     @property
     def pool(self) -> str:
-        """Name of its pool."""
+        """The name of the request's pool."""
         return self.queue
 
     @property
     def take(self) -> int:
-        """How often a worker took it; a sink that rejects smaller numbers rejects late writes."""
+        """How often workers took this request. Sinks can reject late writes by smaller numbers."""
         return self._take.number
 
     def progress(self, progress: float | str) -> None:
-        """Show a share from 0 to 1, or a text, in `qdo requests`; stored once a second at most.
+        """Show a share from 0 to 1, or a text, in `qdo requests`; stored at most once a second.
 
         >>> request.progress(0.5)
         """
@@ -91,7 +91,7 @@ class Request(Message):
                 reason=f"progress must be a number from 0 to 1 or text, got {progress!r:.60}"
             )
         if clock() - self._noted_at >= NOTE_SECONDS:
-            # Set even if it fails: a broker that is away does not delay each call of the job.
+            # Set after failures, too: an unreachable broker must not delay each call of the job.
             self._noted_at = clock()
             try:
                 self._app.broker.requests.note(self._take, RUNNING, note)
@@ -99,18 +99,20 @@ class Request(Message):
                 _log.debug("the progress of request %s is not shown: %s", self.id, error)
 
     def pause(self, note: str = "") -> Any:
-        """Wait until `Handle.resume` or ``qdo requests resume``; return the value given there.
+        """Wait for `Handle.resume` or ``qdo requests resume``; return the value given there.
 
-        The request keeps its place in the pool. It begins again if its worker stops meanwhile.
+        The request keeps its place in the pool. If its worker stops during the pause, the request
+        begins again.
 
-        :raises RequestCancelledError: it was cancelled.
+        :raises RequestCancelledError: the request was cancelled.
         """
         store = self._app.broker.requests
         self._tell("paused", PAUSED, note[:MOST_NOTE])
         while True:
             row = until_answered(lambda: store.find(self.id, whole=False), self._name)
             mark = (None if row is None else decoded_headers(row.mark)) or {}
-            # With another take, this one is over, and the request may run elsewhere.
+            # If the request has another take, this take is over, and another worker may run the
+            # request.
             if row is None or row.state == OVER or row.take != self._take or "cancel" in mark:
                 reason = mark.get("cancel", "another worker has it, or it is over")
                 raise RequestCancelledError(
@@ -119,9 +121,9 @@ class Request(Message):
             if "resume" in mark:
                 self._note(RUNNING, None)
                 return mark["resume"]
-            if row.state == RUNNING:  # an earlier note came late: its answer was lost
+            if row.state == RUNNING:  # an earlier note was stored late, because its answer was lost
                 self._note(PAUSED, note[:MOST_NOTE])
-            # A lapse of the lease ends nothing: a request that was lost has a new take.
+            # A lapse of the lease does not end the pause: a lost request has a new take.
             if SIGN.draining() or (self.stopping and SIGN.leased()):
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
@@ -139,7 +141,7 @@ class Request(Message):
         until_answered(lambda: store.note(self._take, state, note, messages), self._name)
 
     def _tell(self, event: str, state: int, note: str | None) -> None:
-        """Store a state with the message of an event; a message that is refused is left out."""
+        """Store a state with the message of an event; omit a refused message."""
         try:
             self._note(state, note, self._replies(event))
         except Exception as refusal:  # noqa: BLE001 - the headers come from code of the app
@@ -151,7 +153,7 @@ class Request(Message):
             self._tell("started", RUNNING, None)
 
     def _cancel(self, error: RequestCancelledError) -> None:
-        """End as cancelled; raise the error again if it is about another request."""
+        """End the request as cancelled; raise the error again if it is about another request."""
         if error.details["id"] != self.id:
             raise error
         end_request(
@@ -165,7 +167,7 @@ class Request(Message):
         )
 
     def _finish(self, result: Any, function: Callable[..., Any]) -> None:
-        """Store the result: the request is over with it, unless another worker has it by now."""
+        """Store the result, which ends the request unless another worker has taken it."""
         reply = self.headers.get("qdo-reply")
         try:
             if result is not None:
@@ -187,11 +189,11 @@ class Request(Message):
 
 
 def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], Any]:
-    """Return the call of a pool's job, which returns `ENDED` if the job was not left out."""
+    """Return the call of a pool's job, which returns `ENDED` unless middleware skips the job."""
 
     def run(message: Message, context: Any) -> Any:
-        # The message carries the report past middleware, whose return values are dropped. A list,
-        # because middleware may pass on a copy of the message.
+        # The message carries the report past middleware, whose return values are dropped. The
+        # report is a list, because middleware may pass on a copy of the message.
         message._ends = ends = list[bool]()
         call(message, context)
         return ENDED if ends else None
@@ -200,7 +202,7 @@ def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], A
 
 
 def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a pool's job as workers call it: it stores what the job returns."""
+    """Return the function of a pool's job for workers, which stores the job's result."""
     if is_async(function):
 
         async def arun(message: Message, context: Any) -> None:

@@ -1,4 +1,4 @@
-"""Results of requests as they are stored, and their ends with the messages that tell of them."""
+"""The stored form of requests' results, and the ends of requests with their messages."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Pauses between attempts to tell the broker about a request; its place is taken meanwhile.
+# Pauses between attempts to store the end of a request, which keeps its place until then.
 REPEAT = Backoff(0.05, 5.0)
 
 
 def sealed(sender: Sender, pool: str, value: Any) -> Content:
-    """Return a body or result as it is stored, encrypted if the settings say so.
+    """Return the stored form of a body or result, encrypted if the settings say so.
 
-    :raises BodyError: it is neither JSON nor bytes.
-    :raises BodyLimitError: it is larger than the setting `max_body_bytes`.
+    :raises BodyError: the value is neither JSON nor bytes.
+    :raises BodyLimitError: the value is larger than the setting `max_body_bytes`.
     """
     data, headers = encoded(pool, value, None)
     (message,) = sender.ready([Outgoing(pool, data, None, headers)])
@@ -60,13 +60,14 @@ def reply_messages(
     result: Any = None,
     error: str | None = None,
 ) -> list[Outgoing]:
-    """Return the message for the queue that asked, if it wants one.
+    """Return the message for the queue that the request names in `then`, if any.
 
-    Its key `take` tells the outcome of a retried request from an earlier one.
+    Its key `take` distinguishes the outcome of a retried request from an earlier outcome.
 
     :param reply: JSON object with the keys `then`, `key`, `tag` and `events`.
-    :param outcome: of the request; or "started" or "paused", which it wants only with `events`.
-    :param result: what the job returned; bytes are left out, see `Handle.result`.
+    :param outcome: the request's outcome; or "started" or "paused", which are sent only with
+        `events`.
+    :param result: the job's result; bytes are omitted, see `Handle.result`.
     """
     terms = decoded_headers(reply) or {}
     is_event = outcome in ("started", "paused")
@@ -79,15 +80,15 @@ def reply_messages(
             reason=f"the tag of request {take.id!r} must be a JSON object, got {tag!r:.80}"
         )
     origin = {"request": take.id, "take": take.number, "pool": pool}
-    # The tag first: it must not hide what qdo tells.
+    # The tag comes first, so that it cannot replace the keys of qdo.
     body = {**tag, **origin, "outcome": outcome, "result": value, "error": storable_text(error)}
     return sender.ready([build_outgoing(NewMessage(terms["then"], body, terms.get("key")))])
 
 
 def until_answered(call: Callable[[], _T], what: str) -> _T:
-    """Call until the broker answers, and raise its refusal: that would be the same each time.
+    """Call until the broker answers; raise a refusal, because the broker would repeat it.
 
-    :param what: names the request in the log.
+    :param what: the name of the request in the log.
     """
     failures = 0
     while True:
@@ -97,7 +98,7 @@ def until_answered(call: Callable[[], _T], what: str) -> _T:
             if failure_kind(error) is FailureKind.REFUSED:
                 raise
             failures += 1
-            # Random: many workers wait for the same broker.
+            # Random pauses, because many workers wait for the same broker.
             pause = REPEAT.delay(failures, random.random())
             text = "cannot store the state of %s, retrying in %.2f s: %s"
             _log.warning(text, what, pause, describe(error))
@@ -118,7 +119,7 @@ def store_end(
 
     :param result: the value that the job returned; it is stored for the outcome "done".
     :param failed: see `RequestStore.end`.
-    :return: False if the request is over, or another worker has taken it: nothing was stored.
+    :return: False, with nothing stored, if the request is over or another worker has taken it.
     """
     messages = reply_messages(sender, take, pool, reply, outcome, result, error)
     content = sealed(sender, pool, result) if outcome == "done" else None
@@ -137,8 +138,8 @@ def end_request(
 ) -> bool:
     """End a request without a result; return what `store_end` returns.
 
-    If the message is refused, the request ends without it, and its error says so. What was done
-    then counts as failed.
+    If the broker refuses the message, the request ends without it, and its error says so. A done
+    request then counts as failed.
 
     :param run: calls its argument, as `until_answered`.
     """
@@ -154,7 +155,7 @@ def end_request(
         text = error or ""
         if why not in text:
             text = f"{text}{text and '; '}its message is refused: {why}"
-        # The queue that asked never learns of the success: an operator must see that.
+        # The queue in `then` never gets the outcome, so an operator must see a failure.
         ending = "failed" if outcome == "done" else outcome
-        # A reply of None asks for no message, so only the broker itself can refuse this end.
+        # A reply of None requests no message, so only the broker can refuse this end.
         return run(lambda: store_end(sender, take, pool, None, ending, error=text, failed=failed))

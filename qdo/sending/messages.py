@@ -1,4 +1,4 @@
-"""Messages as senders give them: checked, and converted for a broker."""
+"""Check the messages of senders, and convert them for a broker."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 MAX_DEDUP_KEY = 1000
 MAX_DEDUP_SECONDS = 366 * 86_400
-# Longest keys, in characters.
+# Maximum length of a key, in characters.
 MAX_KEY = 1000
-# Size of all headers of a message as JSON in UTF-8.
+# Maximum size of all headers of a message as JSON in UTF-8.
 MAX_HEADERS_BYTES = 64 * 1024
 _MAX_NUMBER = 1e300
 
@@ -60,7 +60,7 @@ AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
 
 
 class MessageOptions(TypedDict, total=False):
-    """The parameters of `App.send` that describe a message beside its body."""
+    """The parameters of `App.send` that describe a message, except for its body."""
 
     delay_seconds: float | None
     at: Moment | None
@@ -72,7 +72,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 def build_outgoing(message: NewMessage) -> Outgoing:
-    """Return a checked message in the form that brokers take; see `App.send`."""
+    """Return a checked message in the form for brokers; see `App.send`."""
     queue = check_queue_name(message.queue)
     key = message.key
     if key is not None:
@@ -89,7 +89,7 @@ def build_outgoing(message: NewMessage) -> Outgoing:
         message.delay_seconds, message.at, message.dedup_key, message.dedup_seconds
     )
     if message.once is not None:
-        # Without qdo's headers: a later attempt may send with another `after`.
+        # Exclude qdo's headers, because a later attempt may send with another `after`.
         delay = options or SendOptions()
         options = once_options(message.once, delay, queue, key, own_headers, body=data)
     if options is not None and options.due is not None:
@@ -138,7 +138,7 @@ def _check_headers(queue: str, headers: str) -> None:
 def with_defaults(
     messages: list[Outgoing], defaults: Callable[[], Mapping[str, str]] | None
 ) -> list[Outgoing]:
-    """Return messages with the headers of `defaults`, if any, that they do not have themselves."""
+    """Return messages with the missing headers from `defaults`, if any."""
     headers = defaults() if defaults is not None else None
     if not headers:
         return messages
@@ -148,7 +148,7 @@ def with_defaults(
 def encrypted(
     messages: list[Outgoing], settings: Settings, app: str, stream_of: StreamOf
 ) -> list[Outgoing]:
-    """Return messages, encrypted if the setting `encrypt` is set, or raise SettingsError."""
+    """Return messages, encrypted if the setting `encrypt` is on; raise SettingsError if invalid."""
     vault = vault_of(settings, app, stream_of) if settings.encrypt else None
     return messages if vault is None else [_sealed(each, vault) for each in messages]
 
@@ -172,7 +172,7 @@ def time_text(seconds: float) -> str:
 
 
 def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
-    """Return a checked message from any form of `App.send_many`; its own `once` wins."""
+    """Return a checked message from any form of `App.send_many`; the message's `once` wins."""
     if isinstance(message, tuple | list):
         if not 2 <= len(message) <= 4:
             raise UsageError(
@@ -203,7 +203,7 @@ def build_send_options(
     dedup_key: str | None = None,
     dedup_seconds: float | None = None,
 ) -> SendOptions | None:
-    """Return the checked options of a message, None if there are none."""
+    """Return the checked options of a message, None without options."""
     due = _due(delay_seconds, at)
     if dedup_key is None:
         if dedup_seconds is not None:

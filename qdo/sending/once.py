@@ -1,8 +1,8 @@
 """Deduplication keys of messages that a job sends with ``once=``.
 
-A key is a digest of the job's message and of the sent one. A repeated attempt makes the same key,
-and an attempt that decides otherwise another one. Equal messages of one attempt are numbered. A
-number is used again if its message was perhaps not stored.
+A key is a digest of the job's message and the sent message. A repeated attempt makes the same key,
+and an attempt that sends different content makes a different key. Equal messages of one attempt are
+numbered. A number is reused if its message may not have been stored.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _numbering = native_lock()
 
 
 def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes) -> SendOptions:
-    """Return options that store a message once, however often the job of `once` runs.
+    """Return options that store a message once, even if the job of `once` runs repeatedly.
 
-    :param options: of the sender; only the delay remains.
+    :param options: the sender's options; the result keeps only the delay.
     :param sent: queue, key and headers of the message.
     """
     if not isinstance(once, Message):
         raise UsageError(reason=f"once must be one message of a job or batch, got {once!r:.60}")
     if options.dedup_key is not None:
         raise UsageError(reason="use once or dedup_key, not both")
-    content = ascii((once.id, *sent)).encode() + body  # no other text has the same literal
+    content = ascii((once.id, *sent)).encode() + body  # each text has a distinct literal
     digest = hashlib.blake2b(content, digest_size=20).hexdigest()
     with _numbering:
         number = once._equal_sends.get(digest, 0)
@@ -38,7 +38,7 @@ def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes
 
 
 def release_numbers(messages: Sequence[Outgoing]) -> None:
-    """Take back the numbers of messages that were perhaps not stored, the last ones first."""
+    """Release the numbers of messages that may not have been stored, the last ones first."""
     for terms in reversed([each.terms for each in messages]):
         if terms is not None and terms.once is not None:
             digest, _, number = str(terms.dedup_key).partition("-")

@@ -1,4 +1,4 @@
-"""The part of an app that needs no job: its settings, and sending messages."""
+"""The part of an app that needs no jobs: its settings, and its senders."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sender:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force: those in code < TOML file < environment, or those set by `use`."""
+        """The current settings: code < TOML file < environment, or the settings that `use` set."""
         if self._settings is None:
             self.use(load(defaults=self.given, defaults_origin=self.origin))
             return self.anchor()
@@ -73,10 +73,10 @@ class Sender:
         return code_origin(self.name)
 
     def use(self, settings: Settings) -> Settings:
-        """Use settings that were loaded elsewhere; they override those given in code.
+        """Use settings that were loaded elsewhere; they override the settings in code.
 
-        A setting `app` of the form MODULE:APP says which app workers and commands import. It says
-        nothing about an app that is already there.
+        A setting `app` of the form MODULE:APP names the app that workers and commands import. It
+        does not affect an app that is already imported.
         """
         if settings.app not in ("", self.name) and not settings.target:
             raise UsageError(
@@ -91,7 +91,7 @@ class Sender:
 
     def anchor(self) -> Settings:
         """Make the paths in the settings absolute while this process runs; return them."""
-        # Commands that end soon show them as they were given.
+        # Short-lived commands show the paths as an operator gave them.
         self._settings = anchored = self.settings.anchored()
         return anchored
 
@@ -107,21 +107,23 @@ class Sender:
         connection: Any = None,
         **options: Unpack[MessageOptions],
     ) -> str:
-        """Store one message and return its id; it is durable when this returns.
+        """Store one message durably, and return its id.
 
         >>> id = app.send("mail-eu", {"to": "Ada"}, key="ada", delay_seconds=60)
 
         :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes, which the
             job gets as bytes. A tuple arrives as a list.
-        :param headers: text by name. For bytes, `content-type` describes their format.
+        :param headers: text by name. If the body is bytes, `content-type` describes its format.
         :param delay_seconds: deliver the message after this delay.
-        :param at: deliver it at this time: a datetime with a zone, or a Unix time in seconds.
+        :param at: deliver the message at this time: a datetime with a zone, or a Unix time in
+            seconds.
         :param dedup_key: if a message with this key was sent to the queue within the
             `dedup_seconds` of that message (default 300), store nothing and return its id.
-        :param after: what `put` of a set of documents returned: the message's job sees documents
-            at least that new, or after 5 seconds those that its process has.
-        :param once: the message whose job sends: its attempts of the next 7 days store nothing
-            that an earlier one has stored. Not with `dedup_key`.
+        :param after: a version that `put` of a set of documents returned. The message's job waits
+            up to 5 seconds for documents of this version or a newer one. Then it uses the documents
+            of its process.
+        :param once: the message whose job sends. For 7 days, its later attempts do not store again
+            the messages that an earlier attempt has stored. Not allowed with `dedup_key`.
         :param priority: 0 to 9, the smallest first, for jobs with ``order="priority"``:
             `qdo.URGENT` (0), `HIGH` (3), `NORMAL` (5) or `LOW` (7).
         :param connection: send the message if, and only if, the transaction of this connection
@@ -129,7 +131,7 @@ class Sender:
             database of a PostgreSQL broker.
         :raises QueueNameError: the queue's name must have 1 to 200 characters without "/",
             control characters and emoji; ".", ".." and "zookeeper" are reserved.
-        :raises UsageError: the body would not arrive as it is, or a value is invalid.
+        :raises UsageError: the body would not arrive unchanged, or a value is invalid.
         :raises MessageTooLargeError: the body is larger than the broker's limit.
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
@@ -148,8 +150,8 @@ class Sender:
 
         :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
             ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
-            `qdo.NewMessage`; order within a queue is kept.
-        :param once: as in `send`, for all messages that do not have it themselves.
+            `qdo.NewMessage`; messages of a queue keep their order.
+        :param once: as in `send`, for all messages without a separate `once`.
         :param connection: as in `send`.
         """
         return self._store((outgoing_of(each, once) for each in messages), connection)
@@ -157,7 +159,7 @@ class Sender:
     def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:
         checked: list[Outgoing] = []
         try:
-            checked.extend(messages)  # if one is invalid, those before it are kept, to be released
+            checked.extend(messages)  # keeps the messages before an invalid one
             outgoing = self.ready(checked)
             if connection is not None:
                 return self.broker.send_within(connection, outgoing)
@@ -172,7 +174,7 @@ class Sender:
         keys: Sequence[str],
         on_unsupported: Callable[[UnsupportedError], None] = lambda error: None,
     ) -> list[str]:
-        """Store messages under deduplication keys, or without if the queue does not take these."""
+        """Store messages under deduplication keys, or without keys if the queue has none."""
         window = self.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
         keyed = [
             replace(each, terms=SendOptions(dedup_key=key, dedup_seconds=window))
@@ -180,7 +182,7 @@ class Sender:
         ]
         try:
             return self._store(keyed)
-        except UnsupportedError as error:  # Kinesis, and standard queues of SQS
+        except UnsupportedError as error:  # Kinesis and standard queues of SQS
             on_unsupported(error)
             return self._store(messages)
 
@@ -194,9 +196,9 @@ class Sender:
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
-        A call that is cancelled, for instance by a timeout, may still have sent its message.
+        If a call is cancelled, for instance by a timeout, the message may have been sent.
 
-        :param options: those of `send`, without `connection`.
+        :param options: the parameters of `send`, except for `connection`.
         """
         message = NewMessage(queue, body, key, headers, **options)
         return (await self.asend_many([message]))[0]
@@ -225,14 +227,15 @@ class Sender:
         secret: str | None = None,
         max_bytes: int = 1 << 20,
     ) -> None:
-        """Declare a webhook: `qdo ingest` stores each request to a path as a message of a queue.
+        """Declare a webhook; `qdo ingest` stores each request to its path as a message of a queue.
 
         >>> app.webhook("/github", queue="github", verify="github", secret="env:GITHUB_SECRET")
 
-        :param verify: what its sender signs: "github", "gitlab", "standard", "stripe", or "none".
-        :param secret: where the sender's secret is, such as "env:NAME" or "file:PATH"; two,
-            separated by a comma, while it is replaced. Only receivers read it.
-        :param max_bytes: size of the largest body.
+        :param verify: the signature of the sender: "github", "gitlab", "standard", "stripe", or
+            "none".
+        :param secret: the place of the sender's secret, such as "env:NAME" or "file:PATH". Give
+            two, separated by a comma, while you replace the secret. Only receivers read it.
+        :param max_bytes: the maximum size of a body.
         """
         from qdo.webhooks import DeclaredWebhook
 
@@ -252,17 +255,17 @@ class Sender:
         missed: Missed = "once",
         unless_waiting: bool = False,
     ) -> None:
-        """Send a message to a queue whenever it is time, as long as a worker of the app runs.
+        """Send a message to a queue on a schedule, as long as a worker of the app runs.
 
         >>> app.timer("nightly", "30 2 * * *", tz="Europe/Berlin", queue="reports")
 
-        Its body has the keys `timer`, `at` (the time in UTC) and `missed`.
+        The body has the keys `timer`, `at` (the time in UTC) and `missed`.
 
         :param cron: five fields: minute, hour, day of the month, month, day of the week.
-        :param every_seconds: a period instead; it counts from 1970.
+        :param every_seconds: a period instead of `cron`; periods count from 1970.
         :param tz: name of a time zone, for `cron`.
-        :param missed: what to send if occurrences were missed, because no worker ran: "once" the
-            latest one, "skip" none older than a minute.
+        :param missed: the reaction to occurrences that were missed because no worker ran. "once"
+            sends the latest missed one; "skip" sends none older than a minute.
         :param unless_waiting: send nothing while a message waits in the queue.
         """
         from qdo.jobs.timers import Timer
@@ -274,7 +277,7 @@ class Sender:
         self.timers[name] = timer
 
     def ready(self, messages: list[Outgoing]) -> list[Outgoing]:
-        """Return messages for the broker: with the app's headers, encrypted if settings say so."""
+        """Return messages with the app's headers, encrypted if the settings require it."""
         outgoing = with_defaults(messages, self.default_headers)
         limit = self.settings.max_body_bytes
         for message in outgoing:
@@ -286,11 +289,11 @@ class Sender:
 
     @property
     def broker(self) -> Broker:
-        """The app's broker, opened at first use."""
+        """The app's broker, which is opened at first use."""
         return self._broker.get().broker
 
     def _stream_of(self, queue: str) -> str:
-        # Senders open their broker only if they need it.
+        # Senders open their brokers only when they need them.
         return self.broker.stream_of(queue)
 
     def _open_broker(self) -> OpenBroker:
@@ -298,7 +301,7 @@ class Sender:
 
     @contextlib.contextmanager
     def override_broker(self, broker: Broker, settings: Settings) -> Iterator[None]:
-        """Use another broker and these settings until the block ends, for `qdo.testing`."""
+        """Use another broker and other settings until the block ends, for `qdo.testing`."""
         with self._broker.override(OpenBroker(broker, None)):
             kept = self._settings
             self._settings = settings
@@ -308,7 +311,7 @@ class Sender:
                 self._settings = kept
 
     def close(self) -> None:
-        """Close the broker; sending again opens it again."""
+        """Close the broker; the next send opens it again."""
         self._broker.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Sending to a stream: by key, to the shard that has it."""
+"""Send to a stream: each message goes to the shard of its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
     from qdo.sending.sender import Sender
 
-# How long a sender uses its copy of the map. An old one costs the broker a look at each send.
+# How long a sender uses its copy of the map. An old copy costs the broker a lookup at each send.
 MAP_SECONDS = 5.0
 
 
@@ -32,16 +32,16 @@ def check_stream_key(key: Any) -> None:
 def _outgoing(message: NewMessage, shards: ShardMap) -> Outgoing:
     """Return a checked message for the shard of its key."""
     check_stream_key(message.key)
-    # The queue is the stream's name at first: the digest of ``once=`` is the same after a split.
+    # The queue is first the stream's name, so the digest of ``once=`` is the same after a split.
     outgoing = build_outgoing(message)
     return replace(outgoing, queue=shards.queue_of(outgoing.key or ""))
 
 
 class Stream:
-    """Queues that share the range of keys between them; `App.stream` makes one.
+    """Queues that divide the range of keys; `App.stream` makes a stream.
 
-    Messages of a key keep their order, also while `qdo streams split` and `merge` divide the keys
-    between other queues. Any number of threads may use it.
+    Messages of a key keep their order, even while `qdo streams split` and `merge` move keys to
+    other queues. Any number of threads may use a stream.
 
     >>> users = app.stream("user", shards=4)
     >>> id = users.send("ada@example.org", {"op": "visit"})
@@ -69,12 +69,12 @@ class Stream:
     ) -> str:
         """Store one message for a key and return its id, like `App.send`.
 
-        A deduplication key counts for the message's key, in whatever shard that is.
+        A deduplication key applies to the message's key, in any shard.
 
         :param key: 1 to 1000 characters; the job gets it as `message.key`.
         :param options: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once` and
             `priority`, as in `App.send`.
-        :raises UnsupportedError: the broker stores no streams.
+        :raises UnsupportedError: the broker does not support streams.
         """
         message = self._message({"key": key, "body": body, "headers": headers, **options})
         return self._app._store([_outgoing(message, self._read())], connection)[0]
@@ -89,7 +89,7 @@ class Stream:
         """Store many messages at once, all or none, and return their ids, like `App.send_many`.
 
         :param messages: tuples ``(key, body)`` or ``(key, body, headers)``, or dicts with the
-            parameters of `send`; the order of those with the same key is kept.
+            parameters of `send`; messages with the same key keep their order.
         """
         return self._app._store(self._many(messages, once), connection)
 
@@ -117,7 +117,7 @@ class Stream:
         return await self._app._astore(self._many(messages, once))
 
     def queue(self, key: str) -> str:
-        """Return the queue that gets the messages of a key now, as the broker says."""
+        """Return the queue that now gets the messages of a key, according to the broker."""
         self._map = None
         return self._queue_of(key)
 
@@ -126,7 +126,7 @@ class Stream:
         return self._read().queue_of(key)
 
     def owner(self, key: str) -> Owner | None:
-        """Return which worker owns the queue of a key now, like `App.owner`."""
+        """Return the worker that now owns the queue of a key, like `App.owner`."""
         return self._owner(self.queue(key))
 
     def _read(self) -> ShardMap:

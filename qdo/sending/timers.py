@@ -1,4 +1,4 @@
-"""Messages of timers, as the leader, the testing kit and `qdo timers run` send them."""
+"""Send the messages of timers, for the leader, the testing kit and `qdo timers run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DueTimer = tuple[Timer, Occurrence]
 def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False) -> list[str]:
     """Send the messages of occurrences, all or none; return their ids.
 
-    :param runs: an operator asked for them: these are not those of the schedule.
+    :param runs: whether an operator requested these occurrences outside the schedule.
     """
     messages = []
     keys = []

@@ -1,7 +1,7 @@
-"""Make the `Access` of the coordinator's clients from the settings, and check them together.
+"""Makes the `Access` of coordinator clients from the settings, and checks these settings.
 
-The password is not a setting: it comes from a file or from an environment variable, so that no list
-of settings, command line or error can show it.
+The password is not a setting. It comes from a file or an environment variable, so lists of
+settings, command lines and errors cannot show it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _MOST_PASSWORD_BYTES = 1000
 
 
 def coordinator_access(settings: Settings, layout: Layout) -> Access:
-    """Return how clients of this app connect; raise SettingsError for contradictory settings."""
-    # The files are read again each time, so a new session uses their present content.
+    """Return the access of this app's clients; raise SettingsError for contradictory settings."""
+    # Read the files each time, so that a new session uses their current content.
     tls = _tls(settings)
     account = _account(settings)
     if tls is not None:

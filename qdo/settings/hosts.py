@@ -1,6 +1,6 @@
-"""How the processes of an app show themselves, and the rights of the files that they share.
+"""The public description of an app's processes, and the rights of their shared files.
 
-The setting `hide` leaves out the names of hosts and users.
+The setting `hide` omits the names of hosts and users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def writer_shown(settings: Settings) -> str:
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return the part of this process's component node that does not change."""
+    """Return the constant part of this process's component node."""
     return {
         "host": host_shown(settings),
         "pid": os.getpid(),
@@ -48,7 +48,7 @@ def share_files(settings: Settings) -> None:
 
     Raise SettingsError if the user is not in the group, DatabaseError if a file cannot be created.
     """
-    # Without a group, each is created when it is opened, for this user only.
+    # Without a group, each file is created on opening, for this user only.
     if settings.group:
         for path in _paths(settings):
             with translated(path):
@@ -56,7 +56,7 @@ def share_files(settings: Settings) -> None:
 
 
 def file_warnings(settings: Settings) -> Iterator[str]:
-    """Yield what is wrong with the rights of existing files."""
+    """Yield warnings about the rights of existing files."""
     for path in _paths(settings):
         with translated(path):
             yield from rights_problems(path, settings.group)
@@ -70,6 +70,6 @@ def _paths(settings: Settings) -> Iterator[str]:
 
 
 def process_title(role: str, settings: Settings, target: str | None) -> str:
-    """Return the last word of a process's command line, which only people read."""
+    """Return the last word of a process's command line, for people."""
     named = target or settings.job
     return f"{role} of {named} (app {settings.app})" if settings.app else f"{role} of {named}"

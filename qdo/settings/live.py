@@ -1,8 +1,7 @@
 """The live settings of an app: their TOML text, and their use by one process.
 
-The TOML text is in the coordinator and applies to all processes of an app. Its settings override
-those in code, and are overridden by the TOML file, the environment and flags of a process: these
-*pin* a setting there.
+The TOML text in the coordinator applies to all processes of an app. Its settings override the app's
+code. The TOML file, the environment and flags of a process override the text: they *pin* a setting.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def read_live(text: str) -> dict[str, Any]:
 
 
 def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
-    """Return the origin of each live setting that this process sets itself, not in its code."""
+    """Return the origin of each live setting that this process sets itself, outside of its code."""
     return {
         name: origin
         for name in live_names()
@@ -55,15 +54,15 @@ def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
 def overlaid(
     settings: Settings, live: Mapping[str, Any], pins: Collection[str], origin: str
 ) -> Settings:
-    """Return settings in which live ones of an origin apply, unless this process pins them."""
+    """Return settings with the live settings of an origin, except pinned settings."""
     free = {name: value for name, value in live.items() if name not in pins}
     return settings.merged(free, origin)
 
 
 def differences(before: str, after: str) -> dict[str, tuple[Any, Any]]:
-    """Return what changes between two TOML texts: by name, the values; None for a missing one.
+    """Return the changed values between two TOML texts, by name; None for a missing value.
 
-    :param before: counts as empty if it is not TOML: no process uses it.
+    :param before: counts as empty if it is not TOML, because no process uses it.
     :raises SettingsError: `after` is not TOML.
     """
     try:
@@ -77,7 +76,7 @@ def differences(before: str, after: str) -> dict[str, tuple[Any, Any]]:
 
 
 def _as_json(text: str) -> dict[str, Any]:
-    # TOML has times, and JSON does not.
+    # TOML has times, but JSON does not.
     found: dict[str, Any] = json.loads(json.dumps(parse_toml(text, LIVE), default=str))
     return found
 
@@ -91,7 +90,7 @@ def with_version(settings: Settings, version: SettingsVersion | None, code_origi
 
 
 class SettingsInForce:
-    """The settings that are in force `now`: replaced as a whole, so any thread may read them."""
+    """The settings in force `now`. They are replaced as a whole, so any thread may read them."""
 
     def __init__(self, settings: Settings) -> None:
         self.now = settings
@@ -107,12 +106,12 @@ class SettingsInForce:
 
 
 class LiveSettings:
-    """A process as `SettingsWatch` sees it.
+    """The live settings of a process, for `SettingsWatch`.
 
-    :param settings: those of this process, without live ones.
-    :param code_origin: the origin of those that the app gives in code.
+    :param settings: the settings of this process, without live settings.
+    :param code_origin: the origin of settings in the app's code.
     :param check: raises a `QdoError` for settings that this process cannot use.
-    :param publish: called when the report has changed.
+    :param publish: called after the report has changed.
     """
 
     def __init__(
@@ -134,13 +133,14 @@ class LiveSettings:
     def check(self, version: SettingsVersion) -> str | None:
         try:
             self._check(self._settings_of(version))
-        except Exception as error:  # noqa: BLE001 - others write the text; it must end no worker
+        except Exception as error:  # noqa: BLE001 - a bad text must not end a worker
             reason = str(error) if isinstance(error, QdoError) else describe(error)
             return reason[:MAX_WHY_CHARACTERS]
         return None
 
     def use(self, version: SettingsVersion | None) -> None:
-        # Messages in flight end under the former settings: parts read a setting when they need it.
+        # Messages in flight end under the former settings. Modules read a setting when they need
+        # it.
         settings = self._own if version is None else self._settings_of(version)
         self.in_use = version
         changed = self._differences(settings)
@@ -171,15 +171,15 @@ class LiveSettings:
 
 
 class LogLevelFollower:
-    """Sets the level of the log when the setting changes, and only then."""
+    """Sets the log level only when the setting changes."""
 
-    # A change of another setting must not end a level that an operator has asked for.
+    # A change of another setting must not reset a level that an operator requested.
 
     def __init__(self, settings: Settings) -> None:
         self._level = settings.log_level
 
     def changed(self, settings: Settings) -> None:
-        """Follow the setting, unless a `log_config` has levels of its own."""
+        """Follow the setting, unless a `log_config` defines levels."""
         if settings.log_level != self._level and not settings.log_config:
             self._level = settings.log_level
             logs.set_level(self._level)

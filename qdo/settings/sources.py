@@ -25,7 +25,7 @@ SPECIAL_VARIABLES = frozenset(
         "QDO_JOB_PROCESS",  # a worker process passes its settings to a job's process in it
     }
 )
-# Prefixes of further ones.
+# Prefixes of further variables that are not settings.
 SPECIAL_PREFIXES = (
     "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
     "QDO_HOLD_",  # `qdo pause` describes its section to its command in them
@@ -41,14 +41,14 @@ _SERVICE_VARIABLE = re.compile(
     r")",
     re.ASCII,
 )
-# Dots of a line in TOML: an address of many servers has some.
+# Maximum number of dots in a TOML line. Addresses of many servers contain dots.
 MAX_DOTS = 200
 MAX_DEPTH = 10
 
 
 def is_service_variable(name: str, value: str) -> bool:
     """Return whether Kubernetes sets this variable, for a service such as ``qdo-web``."""
-    # `_PORT` alone could be a setting with a typo, so its value must be an address, too.
+    # `_PORT` alone could be a misspelled setting, so the value must also be an address.
     return _SERVICE_VARIABLE.match(f"{name}={value}") is not None
 
 
@@ -62,11 +62,11 @@ def load(
 ) -> Settings:
     """Return the settings of this process: TOML file < QDO_* environment < flags.
 
-    :param flags: values from the command line by setting name; None means "not given".
+    :param flags: values from the command line, by setting name; None means "not given".
     :param environ: `os.environ` if None.
     :param config: path of a TOML file; if None, the variable QDO_CONFIG may name one.
-    :param defaults: values for settings that none of the three sets.
-    :raises UnknownSettingError: with the closest known name.
+    :param defaults: values for settings that none of these three sources sets.
+    :raises UnknownSettingError: a name is unknown. The error suggests the closest known name.
     :raises SettingsError: a value is invalid, or the file cannot be read.
     """
     environ = os.environ if environ is None else environ
@@ -101,9 +101,10 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
-    """Return the table in a TOML text; errors name its origin."""
-    # Operators and attackers can write the live settings, so the text has bounds: the time of the
-    # parser grows with the square of the parts of a key, and code that prints deep values fails.
+    """Return the table in a TOML text; errors name the text's origin."""
+    # Operators and attackers can write the live settings, so the text is limited. The parser's time
+    # grows with the square of the number of parts of a key, and printing deeply nested values
+    # fails.
     try:
         text = text.decode() if isinstance(text, bytes) else text
         if max(line.count(".") for line in text.split("\n")) > MAX_DOTS:

@@ -1,4 +1,4 @@
-"""Declare settings, convert text to their values, and check them."""
+"""Declares settings, converts text to values, and checks the values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from qdo.text import wrong_form
 
 Check = Callable[[Any], "str | None"]
 
-# Names the TOML file if no flag does.
+# The variable that names the TOML file if no flag does.
 CONFIG_VARIABLE = "QDO_CONFIG"
 ENVIRONMENT_PREFIX = "QDO_"
-# Password of the account at the coordinator. Not a setting: `qdo config` lists settings.
+# Password of the account at the coordinator. It is not a setting, because `qdo config` lists
+# settings.
 PASSWORD_VARIABLE = "QDO_COORDINATOR_PASSWORD"  # noqa: S105 - the name of a variable
-# Origin of a value that was not set.
+# Origin of a default value.
 DEFAULT = "default"
-# The origin of settings that workers take from the coordinator.
+# Origin of settings that workers read from the coordinator.
 LIVE = "live settings"
 _KIND_NAMES = {
     "str": "text",
@@ -59,7 +60,7 @@ def some_of(*choices: str) -> Check:
 
 
 def globs(value: tuple[str, ...]) -> str | None:
-    # An empty glob, as in a list that begins with a comma, matches nothing.
+    # An empty glob, for instance from a list that begins with a comma, matches nothing.
     if not all(value):
         return f"{', '.join(value)!r} contains an empty glob"
     size = sum(map(len, value))
@@ -75,7 +76,7 @@ def non_empty_globs(value: tuple[str, ...]) -> str | None:
 
 
 def app(value: str) -> str | None:
-    """Check a text that is empty, the name of a znode, or MODULE:APP."""
+    """Check a text, which may be empty, the name of a znode, or MODULE:APP."""
     if ":" in value:
         return None if _is_reference(value) else f"it must be NAME or MODULE:APP, got {value!r}"
     fault = name_error(value) if value else None
@@ -142,7 +143,7 @@ def listen_address(value: str) -> str | None:
 
 
 def account(value: str) -> str | None:
-    # The text may contain a password: it is not shown.
+    # Do not show the text, because it may contain a password.
     if not value or (re.fullmatch(r"(digest|sasl):[^:\s]+", value) and value.isprintable()):
         return None
     return "it must be digest:NAME or sasl:NAME; the password belongs elsewhere"
@@ -187,13 +188,13 @@ class Declaration:
 
     name: str
     # "str", "int", "float", "bool", "globs" for a tuple of text, or "tables" for values that only a
-    # file can express.
+    # file can contain.
     kind: str
     default: Any
     help: str
     unit: str
     check: Check | None
-    # Whether it may be changed while processes run.
+    # Whether the setting may change while processes run.
     live: bool = False
 
     @property
@@ -206,7 +207,7 @@ class Declaration:
 
 
 def convert(declaration: Declaration, value: Any, origin: str) -> Any:
-    """Return a value, or the text of one, in the setting's type; raise SettingsError."""
+    """Convert a value or a text to the setting's type; raise SettingsError for invalid values."""
     if declaration.kind == "tables":
         return _read_tables(declaration.name, value, origin)
     try:
@@ -227,7 +228,7 @@ def convert(declaration: Declaration, value: Any, origin: str) -> Any:
 
 
 def from_origin(origin: str) -> str:
-    """Return the origin of a value as errors append it, "" for the default."""
+    """Return the origin of a value as a suffix of errors; "" for the default."""
     return "" if origin == DEFAULT else f" (from {origin})"
 
 

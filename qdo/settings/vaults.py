@@ -30,9 +30,9 @@ def key_ring_of(settings: Settings) -> KeyRing | None:
 
 
 def vault_of(settings: Settings, app: str, stream_of: StreamOf) -> BodyVault | None:
-    """Return the vault that encrypts and decrypts the bodies of an app, None without keys.
+    """Return the vault that encrypts and decrypts the bodies of an app, or None without keys.
 
-    :param stream_of: `Broker.stream_of`; called only for queues that are named like shards.
+    :param stream_of: `Broker.stream_of`; called only for queues with names like those of shards.
     """
     ring = key_ring_of(settings)
     if ring is None:
@@ -50,30 +50,30 @@ def vault_of(settings: Settings, app: str, stream_of: StreamOf) -> BodyVault | N
 
 
 def marks_of(settings: Settings, app: str, stream_of: StreamOf) -> IdMarks | None:
-    """Return the marks that prove the ids of an app's messages, None without a key to sign."""
+    """Return the marks that prove the ids of an app's messages, or None without a signing key."""
     ring = key_ring_of(settings)
     kind = kind_of(settings.broker)
-    # A broker that only qdo writes to needs no marks.
+    # If only qdo writes to a broker, marks are unnecessary.
     if ring is None or not ring.has("sign") or not kind.foreign_senders:
         return None
     return IdMarks(ring, _place(settings, app, stream_of))
 
 
 def opener_of(settings: Settings, app: str, stream_of: StreamOf) -> RowOpener | None:
-    """Return the opener of an app's stored messages, None without keys."""
+    """Return the opener of an app's stored messages, or None without keys."""
     vault = vault_of(settings, app, stream_of)
     return None if vault is None else RowOpener(vault, marks_of(settings, app, stream_of))
 
 
 @functools.cache
 def _key_ring(path: str) -> KeyRing:
-    """Return one key ring for each file: it reads the file when it changes."""
+    """Return the shared key ring of a file, which reads the file again after changes."""
     return KeyRing(path)
 
 
 def _place(settings: Settings, app: str, stream_of: StreamOf) -> Callable[[str], str]:
-    """Return a function from a queue to the text that its messages are bound to."""
-    # The shard that gets a message is not known when it is encrypted, and may be split. Any app may
+    """Return a function that maps a queue to the text to which its messages are bound."""
+    # The shard of a message is unknown at encryption, and may be split later. Any app may
     # read a stream of Kinesis.
     stream = kind_of(settings.broker).stream(settings.broker)
     if stream is None:

@@ -1,4 +1,4 @@
-"""The clock of leases and deadlines, polling, pauses of long loops, and histograms of durations."""
+"""The clock of leases and deadlines; polling, pauses in long loops, and histograms of durations."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from qdo.errors import UsageError
 
 _T = TypeVar("_T")
 
-# About 30 years. Timers of Python and of libev cannot hold infinity, nor much more than this.
+# About 30 years. Timers of Python and of libev cannot hold much longer times, or infinity.
 _MOST_SECONDS = 1e9
-# Items between two pauses: a few milliseconds for items that take 5 us each.
+# Items between two pauses. Items of 5 us each take a few milliseconds.
 STRIDE = 500
-# Pauses of `polls`. The growth adds at most a fifth to the time until a change is seen.
+# Pauses of `polls`. Their growth delays the discovery of a change by at most a fifth.
 _FIRST_SECONDS = 0.004
 _LAST_SECONDS = 0.1
 _GROWTH = 1.2
 
-# Use partial, not def: the check before every message costs one C call (65 ns).
-# Return the seconds since boot, including suspends; the same for all processes of a machine.
+# Use partial, not def: every message needs this check, and a C call takes only 65 ns.
+# Return the seconds since boot, including suspends. All processes of a machine share this clock.
 clock: Callable[[], float] = partial(
     time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
 
 
 def checked_timeout(seconds: Any, name: str = "timeout_seconds") -> float:
-    """Return how long a call may wait, 0 for a negative time; raise UsageError for no number."""
+    """Return a timeout in seconds, 0 if it is negative; raise UsageError if it is not a number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (number and -_MOST_SECONDS <= seconds <= _MOST_SECONDS):
         raise UsageError(
             reason=f"{name} must be a number of seconds up to {_MOST_SECONDS:g}, got {seconds!r}"
         )
-    return max(0.0, float(seconds))  # what is left of a deadline may be negative
+    return max(0.0, float(seconds))  # the rest of a deadline may be negative
 
 
 def polls(timeout_seconds: float, pause: Callable[[float], object] = time.sleep) -> Iterator[float]:
     """Yield the seconds waited so far, at least once, until the time is over.
 
-    A caller returns from the loop on success; after the loop, it has waited in vain.
+    The caller leaves the loop on success. If the loop ends, the time is over.
 
     :param pause: sleeps between two steps, as the client's handler requires.
     """
@@ -56,8 +56,8 @@ def polls(timeout_seconds: float, pause: Callable[[float], object] = time.sleep)
 
 
 def paced(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield the items, and let other greenlets run after every `STRIDE` of them."""
-    # For a loop whose length another party decides, in a process whose event loop must not block.
+    """Yield the items, and let other greenlets run after every `STRIDE` items."""
+    # Use it for loops of unknown length, in a process whose event loop must not block.
     for number, item in enumerate(items, 1):
         yield item
         if number % STRIDE == 0:
@@ -65,9 +65,10 @@ def paced(items: Iterable[_T]) -> Iterator[_T]:
 
 
 class Histogram:
-    """Counts durations by their size, and adds them up in `seconds`.
+    """Counts durations by size class, and adds them up in `seconds`.
 
-    :ivar bounds: upper bounds of all classes but the last, in seconds; a class includes its bound.
+    :ivar bounds: upper bounds of all classes except the last, in seconds. A class includes its
+        bound.
     """
 
     __slots__ = ("bounds", "counts", "seconds")
@@ -82,5 +83,5 @@ class Histogram:
         self.seconds += seconds * times
 
     def dump(self) -> list[float]:
-        """Return the counts of all classes, and then the sum."""
+        """Return the counts of all classes, followed by the sum."""
         return [*self.counts, self.seconds]

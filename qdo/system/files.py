@@ -1,12 +1,12 @@
-"""Folders and files that the processes of one machine share, with exact rights.
+"""Folders and files that the processes of a machine share, with exact permissions.
 
-A new folder has mode 0700 and a new file 0600, whatever the umask: messages and progress are for
-one user. What belongs to a database (its log, heartbeats, wakeup pipes) gets the owner, the group
-and the mode of the database, as SQLite does with its log. So an operator who changes the rights of
-a database changes those of everything that is created later.
+A new folder has mode 0700 and a new file 0600, whatever the umask, because messages and progress
+are private to one user. The files of a database (its log, heartbeats, wakeup pipes) get its owner,
+group and mode, as SQLite does for its log. If an operator changes the permissions of a database,
+files that are created later get the new ones.
 
-A symbolic link in place of a file is an error: in a folder that other users may write to, it would
-lend them the rights of this process.
+A symbolic link in place of a file is an error. In a folder that other users can write to, they
+could use a link to misuse the permissions of this process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from qdo.errors import SettingsError, UsageError
 from qdo.text import describe
 
-# Nonblocking: opening a FIFO in place of a file would wait for its other end.
+# Do not block: opening a FIFO in place of a file would wait for the other end of the FIFO.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Longest file of `private_text`.
+# Maximum size of a file that `private_text` reads.
 _MOST_PRIVATE_BYTES = 4096
 
 
 def sqlite_path(url: str) -> str | None:
-    """Return the path in an address ``sqlite:PATH``, None for any other address."""
+    """Return the path in an address ``sqlite:PATH``, or None for any other address."""
     return url.removeprefix("sqlite:") if url.startswith("sqlite:") else None
 
 
 def absolute(url: str) -> str:
-    """Return an address with the absolute path of its SQLite file, if it has one."""
+    """Return the address; make the path in a ``sqlite:PATH`` absolute."""
     path = sqlite_path(url)
     return url if path is None else f"sqlite:{os.path.abspath(path)}"
 
@@ -49,13 +49,13 @@ class Rights:
 
     @classmethod
     def of(cls, path: str) -> Rights:
-        """Return the rights of an existing file, for files that belong to it."""
+        """Return the rights of an existing file, for new files that belong to this file."""
         found = os.stat(path)
         return cls(found.st_mode & 0o666 | 0o600, found.st_uid, found.st_gid)
 
     @property
     def folder_mode(self) -> int:
-        """Mode of a folder: readers of its files may enter it. Its files inherit its group."""
+        """Mode of a folder: readers of its files may enter, and new files inherit its group."""
         mode = self.mode | (self.mode & 0o444) >> 2
         return mode | stat.S_ISGID if mode & 0o060 else mode
 
@@ -64,7 +64,7 @@ class Rights:
         found = os.fstat(fd)
         uid = self.uid if os.geteuid() == 0 else -1
         if uid not in (-1, found.st_uid) or self.gid not in (-1, found.st_gid):
-            # Only root and members of the group may: others create files for themselves only.
+            # Only root and members of the group may set it. The files of other users stay private.
             with contextlib.suppress(PermissionError):
                 os.fchown(fd, uid, self.gid)
         mode = self.folder_mode if stat.S_ISDIR(found.st_mode) else self.mode
@@ -76,7 +76,7 @@ PRIVATE = Rights()
 
 
 def make_folder(path: str, rights: Rights = PRIVATE) -> None:
-    """Create a folder and its missing parents; an existing one stays as it is."""
+    """Create a folder and its missing parents; leave an existing folder unchanged."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -93,7 +93,7 @@ def make_folder(path: str, rights: Rights = PRIVATE) -> None:
 
 @contextlib.contextmanager
 def opened_folder(path: str) -> Iterator[int]:
-    """Yield a descriptor of a folder; raise OSError for a symbolic link to one."""
+    """Yield a descriptor of a folder; raise OSError if the path is a symbolic link."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -108,7 +108,7 @@ def opened_folder(path: str) -> Iterator[int]:
 
 
 def open_file(path: str, flags: int, rights: Rights, folder: int | None = None) -> int:
-    """Open a regular file, created with `rights` if it is missing; return its descriptor.
+    """Open a regular file and return its descriptor; create a missing file with `rights`.
 
     :param folder: descriptor of the folder that `path` is relative to.
     """
@@ -138,9 +138,9 @@ def _irregular(path: str) -> OSError:
 
 
 def create_database(path: str, rights: Rights = PRIVATE) -> None:
-    """Create an empty file for a database; raise OSError if something else has this name."""
-    # Never open it here: closing any descriptor of a database would release the locks that SQLite
-    # holds on it for this process.
+    """Create an empty file for a database; raise OSError if the path is not a regular file."""
+    # Never open an existing database here. If a process closes any descriptor of a database, the
+    # system releases all locks that SQLite holds for the process.
     try:
         os.mknod(path, stat.S_IFREG | 0o600)
     except FileExistsError:
@@ -155,7 +155,7 @@ def create_database(path: str, rights: Rights = PRIVATE) -> None:
 
 
 def share_database(path: str, group: str) -> None:
-    """Create an empty database for the members of a group, with its folder, unless it exists."""
+    """Create an empty database and its folder for the members of a group, unless it exists."""
     gid = _gid_of(group)
     if os.geteuid() != 0 and gid not in (os.getegid(), *os.getgroups()):
         raise SettingsError(
@@ -177,7 +177,7 @@ def _gid_of(group: str) -> int:
 
 
 def rights_problems(path: str, group: str = "") -> list[str]:
-    """Return the faults in the rights of a database, as sentences with a remedy."""
+    """Return the problems with the permissions of a database, as sentences with a remedy."""
     absolute = os.path.abspath(path)
     folder = os.path.dirname(absolute)
     names = (absolute, *(absolute + each for each in ("-wal", "-shm", ".beats", ".wakeups")))
@@ -221,7 +221,7 @@ def _shared(folder: str, path: str, gid: int) -> bool:
 
 
 def private_text(path: str, what: str) -> str:
-    """Return the text of a file; raise UsageError, naming `what` it is, if others may read it."""
+    """Return the text of the file `what`; raise UsageError if other users can read it."""
     try:
         with open(path, encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -1,13 +1,14 @@
-"""Forking a process that has SQLite files open.
+"""Makes forks safe in a process that has SQLite files open.
 
 SQLite records, per process and file, which locks it holds. A forked child inherits these records
 but not the locks, and its own connections would rely on them. Then the last connection of the
-parent would delete the write-ahead log while the child uses it. A transaction that was under way
-at the fork would block the child's writes forever. So forks wait for transactions to end, and the
-child takes the locks that SQLite believes it holds.
+parent would delete the write-ahead log while the child uses it. A transaction that was open at the
+fork would block the child's writes forever. Therefore a fork waits until transactions end, and the
+child takes the locks that SQLite has recorded.
 
-A fork also copies the state of SQLite's mutexes. If another thread held a mutex at the fork, if
-only to read, the child could never take it. So forks also wait while a connection is in use.
+A fork also copies the state of SQLite's mutexes. If another thread held a mutex at the fork, even
+for reading, the child could never take the mutex. Therefore a fork also waits while a connection is
+in use.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from qdo.system.native import native_lock, native_rlock
 _DATABASE_LOCK = (0x40000002, 510)
 _INDEX_LOCK = (128, 1)
 
-# Delays forks while a connection is opened, closed or used for reading. The connection that writes
-# has a `ForkGuard` instead, so that readers need not wait for its commits.
+# Delays forks while a connection is opened, closed or used for reading. The writing connection has
+# a `ForkGuard` instead: readers need not wait for its commits.
 #
 # Hold it from the opening of a file until the file has a guard. Never hold it while waiting for
 # another thread. A fork takes it first and then the guards, so code that holds a guard must not
 # take it.
 unforked = native_rlock()
 
-# Never closed: closing any descriptor of a file releases all locks of the process on it.
+# Never closed: closing any descriptor of a file releases all locks of the process on the file.
 _kept: list[int] = []
 
 
 class ForkGuard:
-    """Delays forks during the transactions on a file. Hold it around each transaction.
+    """Delays forks during the transactions on a file. Hold the guard around each transaction.
 
-    Create it while holding `unforked`, which also serializes the forks of several threads.
+    Create the guard while holding `unforked`, which also serializes the forks of several threads.
 
     :param forget: called in a forked child, and again in the child's own children.
     """
@@ -59,12 +60,13 @@ class ForkGuard:
         self._lock.release()
 
     def close(self) -> None:
-        """Stop locking the file in forked children, because it is closed."""
-        # Call it while holding the guard: a fork that waits for the guard then finds it closed.
+        """Stop locking the file in forked children, because the file is closed."""
+        # Call this while holding the guard. A fork that waits for the guard then sees that it is
+        # closed.
         self._closed = True
 
     def begin_in_child(self) -> None:
-        """Take the locks that SQLite believes it holds, and release everything else."""
+        """Take the locks that SQLite has recorded, and release everything else."""
         self._lock.release()
         if self._closed:
             return
@@ -72,7 +74,7 @@ class ForkGuard:
         locks = {self._path: _DATABASE_LOCK, f"{self._path}-shm": _INDEX_LOCK}
         for path, (start, length) in locks.items():
             # If the file is gone, nothing is shared, and `ReplacedFileCheck` reports it. A user who
-            # may only read it has no lock that matters.
+            # can only read the file has no lock that matters.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 _kept.append(descriptor)
@@ -80,7 +82,7 @@ class ForkGuard:
 
 
 _guards: set[weakref.ref[ForkGuard]] = set()
-# The guards held for the fork that is under way.
+# The guards that are held for the current fork.
 _held: list[ForkGuard] = []
 
 

@@ -1,10 +1,10 @@
-"""Calls of native threads on the thread of a worker's event loop.
+"""Lets native threads call functions on the thread of a worker's event loop.
 
-Objects of gevent, and clients that are made of them, belong to one event loop. A job in a thread,
-or on the asyncio loop, must not use them: its thread has an event loop of its own, which runs only
-while that thread waits, and ends with it.
+Objects of gevent, and clients that use them, belong to one event loop. A job in a thread, or on the
+asyncio loop, must not use them. Its thread has a separate event loop, which runs only while the
+thread waits and ends with the thread.
 
-gevent is imported by the first process that has such a loop: commands start sooner without it.
+Only a process with such a loop imports gevent, because commands start faster without it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from qdo.system.native import native_lock, sleep
 
 _log = logging.getLogger(__name__)
 
-# How soon a job that waits for a call can be interrupted.
+# Maximum delay before a job that waits for a call can be interrupted.
 LOOK_SECONDS = 0.5
-# Pause of a thread whose event loop lacks a resource of the system.
+# Pause of a thread whose event loop lacks a system resource.
 PAUSE_SECONDS = 1.0
 
 _Result = TypeVar("_Result")
-# The event loop, the number of its thread, and a function for the number of a native thread.
+# The event loop, the ident of its thread, and a function that returns a native thread's ident.
 _home: tuple[Any, int, Callable[[], int]] | None = None
 _logged_at = 0.0
 
 
 @contextlib.contextmanager
 def home_loop() -> Iterator[None]:
-    """Make the event loop of this thread the one that `at_home` uses, until the block ends."""
+    """Let `at_home` use the event loop of this thread until the block ends."""
     import gevent
     from gevent import core, monkey
 
@@ -59,10 +59,10 @@ def at_home(
 ) -> _Result:
     """Call a function in a greenlet of the worker's event loop, and wait for its result.
 
-    Without such a loop, and on its own thread, it is an ordinary call.
+    Without such a loop, or on the thread of the loop, call the function directly.
 
-    :param undo: called with the result if the waiting thread was interrupted and does not get it,
-        so that a lock or a permit that was taken in that moment is released.
+    :param undo: called with the result if the waiting thread was interrupted and does not get the
+        result. It can release a lock or a permit that was just taken.
     """
     home = _home
     if home is None or home[1] == home[2]():
@@ -85,7 +85,7 @@ def at_home(
             done.release()
 
     def give_up() -> None:
-        gevent.killall(greenlets)  # waits for its end: it may have its result by now
+        gevent.killall(greenlets)  # waits for its end: it may have a result already
         if results and undo is not None:
             undo(results[0])
 
@@ -102,7 +102,7 @@ def at_home(
 
 
 def check_descriptors(count: int = 4) -> None:
-    """Raise OSError unless this process can open so many more descriptors."""
+    """Raise OSError unless this process can open this many more descriptors."""
     opened: list[int] = []
     try:
         while len(opened) < count:
@@ -113,7 +113,7 @@ def check_descriptors(count: int = 4) -> None:
 
 
 def own_hub() -> Any:
-    """Return the event loop of this native thread; raise OSError if there is no descriptor left."""
+    """Return the event loop of this native thread; raise OSError if no descriptor is left."""
     import gevent
 
     check_descriptors()
@@ -123,15 +123,15 @@ def own_hub() -> Any:
 def _tolerant(hub: Any) -> Any:
     import gevent
 
-    # Otherwise a greenlet of a job ends the program: gevent raises its SystemExit in the main one.
+    # gevent raises SystemExit of a greenlet in the main greenlet. A job must not end the program.
     hub.SYSTEM_ERROR = (SystemError,)
     hub.NOT_ERROR = (gevent.GreenletExit,)
     return hub
 
 
 def _await_descriptor(default: Callable[[str, int], None], message: str, number: int) -> None:
-    """Pause before libev retries a system call of an event loop, such as one for a descriptor."""
-    # It retries at once and forever: in ten seconds, the errors of threads filled 200 MB.
+    """Pause before libev retries a system call, such as one that opens a descriptor."""
+    # libev retries immediately and forever. In ten seconds, the errors of threads filled 200 MB.
     global _logged_at
     if _home is None or _home[1] == _home[2]():
         default(message, number)
@@ -144,7 +144,7 @@ def _await_descriptor(default: Callable[[str, int], None], message: str, number:
 
 
 def leave_gevent() -> None:
-    """End the event loop of this thread, which gevent made if code on it waited through gevent."""
+    """End the event loop that gevent made for this thread, if there is one."""
     from gevent._hub_local import get_hub_if_exists
 
     hub = get_hub_if_exists()
@@ -154,7 +154,7 @@ def leave_gevent() -> None:
 
 def stay_in_gevent() -> None:
     """Run the event loop of this thread, if it has one, until the process ends."""
-    # Threads of a pool that a job used live in it, and Python waits for them when it exits.
+    # The loop runs the threads of pools that jobs used, and Python waits for them when it exits.
     from gevent._hub_local import get_hub_if_exists
 
     hub = get_hub_if_exists()
@@ -178,7 +178,7 @@ class LoopMailbox:
         self._async.send()
 
     def _deliver(self) -> None:
-        # Run one at a time: another thread may add more, and its send() calls this again.
+        # Run one function per call. If another thread adds one, its send() calls this again.
         while self._posted:
             self._posted.popleft()()
 

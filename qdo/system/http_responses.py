@@ -1,21 +1,21 @@
-"""HTTP responses of servers that may send lines without end."""
+"""HTTP responses with a limit on the number of lines that a server may send."""
 
 from __future__ import annotations
 
 import http.client
 from typing import Any
 
-# Maximum number of `100 Continue` responses before the response; a request causes one at most.
+# Maximum number of `100 Continue` responses before the response. A request causes at most one.
 INTERIM_LIMIT = 10
-# Maximum number of lines after a chunked body, as many as `http.client` accepts as headers.
+# Maximum number of lines after a chunked body. `http.client` has the same limit for headers.
 TRAILER_LIMIT = 100
 
 
 class BoundedResponse(http.client.HTTPResponse):
-    """A response that raises an HTTPException after too many lines."""
+    """A response that raises HTTPException if the server sends too many lines."""
 
-    # `http.client` skips any number of interim responses and trailers. While a server sends them
-    # faster than they are read, no greenlet of the process runs, and no timeout applies.
+    # `http.client` skips any number of interim responses and trailers. If a server sends them
+    # faster than this process reads, no other greenlet runs, and no timeout applies.
 
     fp: Any
     _interim = -1

@@ -1,4 +1,4 @@
-"""Logging of qdo's processes: lines on stderr, text or JSON, the same for parents and children."""
+"""Logging of qdo's processes: lines of text or JSON on stderr."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FORMATS = ("text", "json")
 
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(message)s"
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
-# The handler that `configure` adds, and replaces when it is called again.
+# The handler of `configure`. A second call replaces it.
 _HANDLER_NAME = "qdo.system.logs"
-# Before each further line of a record: only a record of its own begins at the left margin.
+# Put before each further line of a record: only the first line begins at the left margin.
 _INDENT = "    "
-# Lines that wait for a reader of the stream; further ones are dropped.
+# Maximum number of lines that wait for a reader of the stream. Further lines are dropped.
 WAITING_LINES = 1000
-# How long a thread waits until its line is written. After that no thread waits, until the reader of
-# the stream has read again.
+# How long a thread waits until its line is written. Then no thread waits until the reader of the
+# stream reads again.
 PATIENCE_SECONDS = 0.05
 FLUSH_SECONDS = 1.0
 _PLACEHOLDER = re.compile(r"%%|(?:\b(queue|message|fence) )?%[-+# 0]*[\d.]*[a-zA-Z]")
@@ -42,7 +42,7 @@ class _Process:
 
 
 def name_worker(name: str) -> None:
-    """Let each later line of qdo in this process name its worker, "" for none."""
+    """Let each later line of qdo in this process name the worker; "" means no worker."""
     _Process.worker = name
 
 
@@ -51,10 +51,10 @@ def _is_of_qdo(record: logging.LogRecord) -> bool:
 
 
 class LineFormatter(logging.Formatter):
-    """Limits the length of tracebacks, and escapes characters that a terminal would interpret.
+    """Limits the length of tracebacks and escapes the control characters of terminals.
 
-    A line of qdo begins with the worker of this process, unless it names one itself. Handlers that
-    a `log_config` defines can name it as their formatter.
+    A line of qdo begins with the worker of this process, unless the line names a worker. Handlers
+    that a `log_config` defines can use this formatter.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -72,7 +72,7 @@ class LineFormatter(logging.Formatter):
 
 
 class RetryLog:
-    """Logs a fault that is retried: when it begins or changes, and when it has ended."""
+    """Logs the beginning, each change and the end of a fault that is retried."""
 
     def __init__(self, logger: logging.Logger, place: str) -> None:
         self._logger = logger
@@ -80,21 +80,21 @@ class RetryLog:
         self._fault = ""
 
     def failed(self, fault: object, seconds: float) -> None:
-        """Log a fault unless the last attempt had the same; the next follows in `seconds`."""
+        """Log a new fault; the next attempt is in `seconds`."""
         text = str(fault)
         if text != self._fault:
             self._fault = text
             self._logger.warning("%s; retrying every %g s", text, seconds)
 
     def succeeded(self) -> None:
-        """Log that the fault has ended, if there was one."""
+        """Log the end of the fault, if there was a fault."""
         if self._fault:
             self._fault = ""
             self._logger.info("%s answers again", self._place)
 
 
 class LogPlace(str):
-    """What a line is about, as its text, and as fields for JSON.
+    """The subject of a line, as text and as fields for JSON.
 
     :ivar fields: such as ``{"worker": "worker-0000000001", "queue": "a"}``.
     """
@@ -110,7 +110,7 @@ class LogPlace(str):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return worker, queue, message and fence of a line of qdo, as far as it names them."""
+    """Return the worker, queue, message and fence that a line of qdo names."""
     found: dict[str, object] = {}
     arguments = iter(record.args if isinstance(record.args, tuple) else ())
     for place in _PLACEHOLDER.finditer(record.msg if isinstance(record.msg, str) else ""):
@@ -127,9 +127,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each record as one JSON object in one line, of ASCII characters only.
+    """Writes each record as a JSON object on one line, in ASCII.
 
-    Handlers that a `log_config` defines can name it as their formatter.
+    Handlers that a `log_config` defines can use this formatter.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -149,11 +149,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic from 3.11 on
-    """Writes lines to a descriptor, on a thread of its own: a reader that stops blocks no other.
+    """Writes lines to a descriptor on a separate thread. A stopped reader blocks no other thread.
 
-    A pipe whose reader has stopped would block the thread that logs: a parent that cannot kill or
-    stop its workers, or an event loop. A line is usually written when `emit` returns, so the last
-    line before a crash is there. A stream without a descriptor is written as by its base class.
+    If the reader of a pipe stopped, the logging thread would block, and with it an event loop, or a
+    parent that must stop its workers. A line is usually written when `emit` returns: the last line
+    before a crash is not lost. For a stream without a descriptor, the base class writes.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -161,7 +161,7 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         self._lines = inbox()
         self._pid = 0
         self._stuck = False
-        self._dropped = 0  # lines that found no room among those that wait
+        self._dropped = 0  # lines dropped because too many lines waited
         self._refused = 0  # lines that could not be written, as on a full disk
         self._told = 0
         self._reason = ""
@@ -169,11 +169,11 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
 
     @property
     def missing(self) -> int:
-        """How many lines are missing in the log."""
+        """Number of lines that are missing in the log."""
         return self._dropped + self._refused
 
     def createLock(self) -> None:
-        """Lock between native threads: gevent's locks do not work between event loops."""
+        """Create a lock between native threads: gevent's locks do not work between event loops."""
         super().createLock()
         self.lock = native_rlock()
 
@@ -195,14 +195,14 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         self._write(fd, line.encode(self.stream.encoding or "utf-8", "backslashreplace"))
 
     def flush(self) -> None:
-        """Wait for the lines that wait, though not forever."""
+        """Wait a limited time until the waiting lines are written."""
         if self._pid == os.getpid() and not self._lines.empty():
             self._put(-1, b"", FLUSH_SECONDS)
         elif not self._pid and self.stream is not None:
             super().flush()
 
     def close(self) -> None:
-        """End the thread once it has written all lines; a later line starts another one."""
+        """End the thread after it has written all lines; a later line starts another thread."""
         if self._pid == os.getpid():
             self._pid = 0
             self._lines.put(None)
@@ -216,7 +216,7 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
             except RuntimeError:  # the system has no more threads
                 self._write_line(fd, data, self._dropped)
                 return
-        if self._pid != os.getpid():  # a fork has no such thread
+        if self._pid != os.getpid():  # a forked child lacks the thread
             self._write_line(fd, data, self._dropped)
         else:
             self._put(fd, data, 0.0 if self._stuck else PATIENCE_SECONDS)
@@ -236,9 +236,9 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
             done.release()
 
     def _write_line(self, fd: int, data: bytes, dropped: int) -> None:
-        """Write a line, after the rest of a truncated line and the count of missing lines."""
+        """Write the rest of a truncated line, the number of missing lines, and then this line."""
         if not data:
-            return  # `flush` only waits for the lines before
+            return  # `flush` only waits for earlier lines
         self._rest = self._write_all(fd, self._rest)
         missing = dropped + self._refused - self._told
         if missing and not self._rest and self._begin(fd, self._line_of(missing)):
@@ -254,18 +254,18 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
 
     def _begin(self, fd: int, data: bytes) -> bool:
-        """Write a line; return whether at least its begin is written. Its end then comes later."""
+        """Write a line, the rest of it later; return whether at least its beginning is written."""
         rest = self._write_all(fd, data)
         self._rest = rest if len(rest) < len(data) else b""
         return len(rest) < len(data)
 
     def _write_all(self, fd: int, data: bytes) -> bytes:
-        """Write to a descriptor, which may block; return what it refuses, as a full disk does."""
+        """Write to a descriptor, which may block; return the unwritten rest after an error."""
         try:
             while data:
                 try:
                     data = data[os.write(fd, data) :]
-                except BlockingIOError:  # another process has set it so
+                except BlockingIOError:  # another process made it nonblocking
                     sleep(PATIENCE_SECONDS)
         except OSError as error:
             self._reason = f"the log cannot be written ({describe(error)})"
@@ -273,7 +273,7 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
 
 
 def lines_missing() -> int:
-    """Return how many lines are missing in the log of this process."""
+    """Return the number of lines that are missing in the log of this process."""
     handlers = logging.getLogger().handlers
     return sum(each.missing for each in handlers if isinstance(each, PatientHandler))
 
@@ -294,11 +294,11 @@ def set_up(options: LogOptions) -> None:
 def configure(
     level: str = "info", stream: TextIO | None = None, config: str = "", format: str = "text"
 ) -> None:
-    """Write the log of this process, from `level` up, to `stream` (default: stderr).
+    """Write the log of this process to `stream` (default: stderr), at `level` or above.
 
-    Times are UTC: the lines of several hosts can be sorted.
+    Times are in UTC, so lines of several hosts can be sorted.
 
-    :param config: JSON file for `logging.config.dictConfig`, which then applies on top.
+    :param config: JSON file for `logging.config.dictConfig`, which is applied afterwards.
     :raises SettingsError: the level does not exist, or the file cannot be used.
     """
     if level.lower() not in LEVELS:
@@ -322,9 +322,9 @@ def configure(
 
 
 def set_level(level: str) -> Callable[[], None]:
-    """Log from this level up, one of `LEVELS`; return a function that undoes it."""
-    # qdo has its own line for each event of kazoo. Below info, botocore logs every request that it
-    # signs, with the security token of temporary credentials.
+    """Log at this level of `LEVELS` or above; return a function that undoes the change."""
+    # qdo logs each event of kazoo itself. Below info, botocore logs every request that it signs,
+    # with the security token of temporary credentials.
     is_debug = level.lower() == "debug"
     kazoo = logging.NOTSET if is_debug else logging.ERROR
     botocore = logging.INFO if is_debug else logging.WARNING
@@ -337,15 +337,15 @@ def set_level(level: str) -> Callable[[], None]:
             logger.setLevel(each)
 
     apply(levels)
-    # At debug it logs every path with its query, where addresses of webhooks have their secrets.
+    # At debug, it logs every path with its query. Queries of webhook addresses may contain secrets.
     logging.getLogger("urllib3").setLevel(logging.INFO)
     return partial(apply, before)
 
 
 def enable_again(where: str) -> None:
-    """Let qdo's loggers log after code of an app, `where`, has run; say if it had silenced them."""
-    # `logging.config` disables all loggers that exist, unless it is told not to. The handlers of
-    # the app stay in force: it may want qdo's lines among its own.
+    """Enable qdo's loggers again if an app's code, `where`, disabled them; log a warning."""
+    # By default, `logging.config` disables all existing loggers. The handlers of the app stay in
+    # force, because it may want qdo's lines in its own log.
     known = list(logging.root.manager.loggerDict.items())
     silenced = [each for name, each in known if name.partition(".")[0] == "qdo"]
     disabled = [each for each in silenced if isinstance(each, logging.Logger) and each.disabled]
@@ -360,7 +360,7 @@ def enable_again(where: str) -> None:
 
 
 def escape_last_resort() -> None:
-    """Format the warnings of a process that configures no log, such as a command."""
+    """Format the warnings of a process that does not configure logging, such as a command."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(LineFormatter())
 
@@ -373,7 +373,7 @@ def _apply(path: str) -> None:
 
         dictConfig({"version": 1, "disable_existing_loggers": False, **given})
     except Exception as error:
-        # Catch the errors of the constructors of handlers and formatters, too.
+        # Also catch the errors of the constructors of handlers and formatters.
         raise SettingsError(
             name="log_config", reason=f"cannot use {path}: {describe(error)}"
         ) from error

@@ -1,10 +1,10 @@
-"""Native threads, even in a process whose threads gevent has replaced by greenlets.
+"""Native threads, even in a process in which gevent has replaced threads by greenlets.
 
-Waiting for a lock between processes or for the disk blocks a native thread. In a process
-with greenlets that would block all of them: such waits need a thread of their own.
+Waiting for the disk, or for a lock between processes, blocks a native thread and all its greenlets.
+Such waits need a separate thread.
 
-Several requests run at the same time, with or without gevent. The standard library's threads are
-greenlets once gevent has patched the process.
+`run_parallel` also works with gevent. After gevent has patched the process, the threads of the
+standard library are greenlets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Calls of `run_parallel` at the same time.
+# Maximum number of concurrent calls in `run_parallel`.
 AT_ONCE = 8
 
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def check_no_eventlet() -> None:
-    """Raise UsageError in a process that eventlet has patched: its locks stop native threads."""
+    """Raise UsageError in a process that eventlet has patched: its locks block native threads."""
     patcher: Any = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise UsageError(
@@ -48,13 +48,13 @@ def check_no_eventlet() -> None:
 
 
 def original(module: str, name: str, patched: Any) -> Any:
-    """Return the original of an object that gevent patched, else `patched`."""
+    """Return the original of an object that gevent patched, or `patched` itself."""
     monkey: Any = sys.modules.get("gevent.monkey")
     return patched if monkey is None else monkey.get_original(module, name)
 
 
 def start_thread(function: Callable[..., None], *args: Any) -> int:
-    """Run `function` on a native thread that does not keep the process alive; return its ident."""
+    """Run `function` on a native daemon thread; return the ident of the thread."""
     ident: int = original("_thread", "start_new_thread", _thread.start_new_thread)(function, args)
     return ident
 
@@ -64,7 +64,7 @@ _on_death: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def reported_deaths(report: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `report` on each guarded thread that dies, with its name."""
+    """Within the block, call `report` with the name of each guarded thread that dies."""
     _on_death.append(report)
     try:
         yield
@@ -73,15 +73,15 @@ def reported_deaths(report: Callable[[str], None]) -> Iterator[None]:
 
 
 def guarded(name: str, function: Callable[[], None]) -> Callable[[], None]:
-    """Return the function for a thread that must live as long as its process needs it.
+    """Wrap the function of a thread that must not die before its process.
 
-    If it raises an error, that is logged and reported: see `reported_deaths`.
+    An error of the function is logged and reported, see `reported_deaths`.
     """
 
     def run() -> None:
         try:
             function()
-        except Exception:  # noqa: BLE001 - whatever it was, its process must not run on
+        except Exception:  # noqa: BLE001 - after any error, the process must end
             _log.critical("the thread %r died; a worker process stops", name, exc_info=True)
             for report in _on_death:
                 report(name)
@@ -95,7 +95,7 @@ def inbox() -> queue.SimpleQueue[Any]:
 
 
 def native_lock() -> Any:
-    """Return a lock between any threads, to be held only while no greenlet is switched."""
+    """Return a lock between any threads. The holder must not switch greenlets."""
     return original("_thread", "allocate_lock", _thread.allocate_lock)()
 
 
@@ -114,27 +114,27 @@ _set_async_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 def raise_in_thread(ident: int, kind: type[BaseException]) -> None:
-    """Raise an exception at the next Python step of a thread; calls into C code continue."""
+    """Raise an exception at the next Python step of a thread; C calls continue to their end."""
     _set_async_exception(ident, ctypes.py_object(kind))
 
 
 def cancel_raise(ident: int) -> None:
-    """Cancel an exception of `raise_in_thread` that the thread has not raised yet."""
+    """Cancel an exception from `raise_in_thread` if the thread has not raised it yet."""
     _set_async_exception(ident, ctypes.py_object())
 
 
 class Settable(Protocol):
-    """Set once by a native thread."""
+    """A signal that a native thread sets once."""
 
     def set(self) -> None:
         """Let the waiting thread, greenlet or coroutine continue."""
 
 
 class Signal(Settable, Protocol):
-    """One thread or greenlet waits for it."""
+    """A signal for which one thread or greenlet waits."""
 
     def wait(self) -> None:
-        """Wait until it is set; under gevent, let other greenlets run."""
+        """Wait until the signal is set; under gevent, let other greenlets run."""
 
 
 def signal() -> Signal:
@@ -146,18 +146,18 @@ def signal() -> Signal:
 
 
 class LoopSignal:
-    """A coroutine of the running asyncio loop waits for it, as `future`."""
+    """A signal whose `future` a coroutine of the running asyncio loop awaits."""
 
     __slots__ = ("_loop", "future")
 
     def __init__(self) -> None:
-        import asyncio  # slow to import, and most senders do not need it
+        import asyncio  # its import is slow, and most senders do not need it
 
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
     def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits anymore
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits anymore
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
@@ -180,8 +180,8 @@ class _ThreadSignal:
 
 
 class _GreenletSignal:
-    """Uses a watcher of the event loop. Another thread can also release gevent's locks, but a
-    loop without anything else to wait for would end with LoopExit."""
+    """A signal that uses a watcher of the event loop. With a lock of gevent, a loop that waits for
+    nothing else would end with LoopExit."""
 
     __slots__ = ("_event", "_watcher")
 
@@ -194,7 +194,7 @@ class _GreenletSignal:
         self._watcher.start(self._event.set)
 
     def set(self) -> None:
-        with contextlib.suppress(ValueError):  # its thread was interrupted, and has ended its loop
+        with contextlib.suppress(ValueError):  # its thread was interrupted and has ended its loop
             self._watcher.send()
 
     def wait(self) -> None:
@@ -205,7 +205,7 @@ class _GreenletSignal:
 
 
 def run_parallel(act: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """Call `act` for each item, several at a time; return the results in order."""
+    """Call `act` for each item, several items at a time; return the results in order."""
     if len(items) < 2:
         return list(map(act, items))
     with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:

@@ -20,12 +20,12 @@ def _call(function: Callable[[], _Result]) -> _Result:
 
 
 class PerProcess(Generic[_Held]):
-    """An object that each process opens at its first use. Any thread may use it.
+    """An object that each process opens at the first use. Any thread may use the object.
 
-    :param open: opens the object; never called by two threads at once.
-    :param is_over: returns whether the object is useless and must be opened again.
+    :param open: opens the object. Two threads never call it at the same time.
+    :param is_over: returns whether the object is unusable and must be opened again.
     :param run: calls the function that opens the object, such as `home_loop.at_home`.
-    :param owner: the app that uses it, for errors.
+    :param owner: the app that uses the object, for error messages.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class PerProcess(Generic[_Held]):
         return self._is_over is not None and self._is_over(held)
 
     def _inherit(self) -> None:
-        # Keep it: the end of the object would close the files and connections of the parent.
+        # Keep a reference: deleting the object would close the files and connections of the parent.
         self._inherited.append(self._held)
         self._held = None
 
     @contextlib.contextmanager
     def override(self, stand_in: _Held) -> Iterator[None]:
-        """Use another object until the block ends; raise UsageError if there is one already."""
+        """Use another object until the block ends; raise UsageError if one is in use already."""
         if self._stand_in is not None:
             raise UsageError(
                 reason=f"app {self._owner!r} is being tested by another TestKit; close that first"
@@ -120,7 +120,7 @@ _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """Replace locks that other threads of the parent held: a forked child has no such threads."""
+    """Replace locks that other threads of the parent held: a forked child lacks these threads."""
     for each in list(_all):
         each._lock = threading.RLock()
         each._busy = False

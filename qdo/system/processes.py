@@ -1,8 +1,8 @@
 """Processes on Linux: their trees, memory, command lines, limits, and the flag that stops jobs.
 
-A flag tells jobs to end: `Message.stopping` reads it. A worker that runs jobs in child processes
-shares its page with them. A job there sees it even while it computes: without a thread, a message
-or a lock.
+A flag tells jobs to end: `Message.stopping` reads it. A worker shares the memory page of the flag
+with the child processes that run its jobs. A computing job sees the flag there without a thread, a
+message or a lock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Collection
 from qdo.system.clock import clock
 
 LINUX = sys.platform.startswith("linux")
-# What a parent process sends a worker process: the first drains, the second aborts the jobs.
+# The signals from a parent process to a worker process: to drain, and to abort the jobs.
 STOP_REQUEST = b"S"
-# Descriptors reserved for everything else: logs, databases, the connections of jobs.
+# Descriptors reserved for logs, databases, the connections of jobs and everything else.
 RESERVE = 256
 _LEASE_AT = 8
 _LEASE = struct.Struct("@dQ")
@@ -33,7 +33,7 @@ _COUNT_AT = 24
 _COUNT = struct.Struct("@Q")
 _CLAIMS_AT = 32
 _TOKEN_BYTES = 8
-# Ended claims with a running job that one page has room for; jobs of further ones run to their end.
+# Ended claims with a running job that fit into one page. Jobs of further claims run to their end.
 _MOST_CLAIMS = (mmap.PAGESIZE - _CLAIMS_AT) // _TOKEN_BYTES
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -42,20 +42,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of the descendants' orphans (Linux); return whether that worked."""
-    # Otherwise init would adopt them, and this process could not tell when they are gone.
+    """Become the parent of orphaned descendants (Linux); return whether that worked."""
+    # Otherwise init would adopt them, and this process would not notice their end.
     return LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Get a signal from the kernel when the parent ends (Linux); return whether it is alive."""
+    """Request a signal for the end of the parent (Linux); return whether the parent is alive."""
     if LINUX:
         _prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 
 def reset_signals_in_forks() -> None:
-    """Give forks of this process Python's handlers: libraries end their processes with SIGTERM."""
+    """Restore Python's signal handlers in forks, so that libraries can end forks with SIGTERM."""
     os.register_at_fork(after_in_child=_reset_signals)
 
 
@@ -65,7 +65,7 @@ def _reset_signals() -> None:
 
 
 def set_name(name: str) -> str:
-    """Change the name of this process (Linux), which `ps -o comm` shows; return the former one."""
+    """Change the name of this process in `ps -o comm` (Linux); return the former name."""
     before = _read("/proc/self/comm").decode().strip()
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
     return before
@@ -76,8 +76,8 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def children(parent: int, name: str | None = None) -> list[int]:
-    """Return the children of a process, also in other groups; with a name, only those of it."""
-    # This reads the state of every process of the machine: 10 µs for each of them.
+    """Return the children of a process, also in other groups; with `name`, only these children."""
+    # This reads the state of every process of the machine, in 10 µs each.
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := _read(f"/proc/{entry}/stat")):
@@ -90,9 +90,9 @@ def children(parent: int, name: str | None = None) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below a process; fast, but may omit some while others exit."""
+    """Return the descendants of a process; fast, but may omit some while others exit."""
     family = [pid]
-    for each in family:  # grows meanwhile
+    for each in family:  # the loop appends to it
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{each}/task"):
                 family += map(int, _read(f"/proc/{each}/task/{thread}/children").split())
@@ -100,9 +100,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: Collection[int], enough: int) -> int:
-    """Return the memory of processes, as exactly as the comparison with a limit needs."""
-    # If several exceed the limit by their resident memory, add up their proportional set sizes:
-    # pages that they share after a fork count once.
+    """Return the memory of processes, with the accuracy that a comparison with the limit needs."""
+    # If the resident memory of several processes exceeds the limit, add up their proportional set
+    # sizes. These count shared pages once.
     resident = sum(_resident(pid) for pid in pids)
     if resident <= enough or len(pids) < 2:
         return resident
@@ -122,7 +122,7 @@ def _proportional(pid: int) -> int:
 
 
 def waited_seconds(thread: int) -> float:
-    """Return how long a thread of this process could run but had no processor (Linux)."""
+    """Return how long a thread of this process was ready to run but had no processor (Linux)."""
     fields = _read(f"/proc/self/task/{thread}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
@@ -137,16 +137,17 @@ def _read(path: str) -> bytes:
 
 
 def module_argv(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module, with a path that lacks the current folder."""
+    """Return the command that runs a module without the current folder in its path."""
     # ``python -m`` searches the current folder first: a file there could replace a module of qdo,
-    # of its libraries or of Python. The app may be in it; `qdo.loading` appends it to the path.
+    # of its libraries or of Python. If the app is in this folder, `qdo.loading` appends the folder
+    # to the path.
     return (sys.executable, "-P", "-m", module)
 
 
 def ensure_open_files(connections: int) -> int:
-    """Raise the limit of open files for `connections`; return how many the process may open."""
-    # The usual soft limit of 1,024 open files exists only for programs that use select(). Every
-    # process may raise its own up to the hard limit, and its child processes inherit it.
+    """Raise the limit of open files for `connections`; return the new limit."""
+    # The usual soft limit of 1,024 open files exists only for programs that use select(). A process
+    # may raise its soft limit up to the hard limit. Child processes inherit the limit.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections
@@ -160,11 +161,11 @@ def ensure_open_files(connections: int) -> int:
 class StopFlag:
     """Reasons for the jobs of a worker process to stop; its job processes share the memory.
 
-    One byte tells whether the worker drains. The other values are the time until which its lease is
-    valid, and how often it has registered: a job must not continue because a lease began after its
-    own was over. Then follow the claims that have ended or are paused while a job of them runs.
+    One byte tells whether the worker drains. The next values are the end of its lease and the
+    number of its registrations: a job must not continue under a later lease. Then follow the claims
+    that ended or were paused while one of their jobs runs.
 
-    :ivar claims: the tokens of these claims, in the process of the worker.
+    :ivar claims: the tokens of these claims, in the worker process.
     """
 
     def __init__(self) -> None:
@@ -174,7 +175,7 @@ class StopFlag:
         self.show(False)
 
     def raised(self) -> bool:
-        """Return whether the worker of this process is draining, or has lost its lease."""
+        """Return whether the worker of this process is draining or has lost its lease."""
         return self.draining() or not self.leased()
 
     def draining(self) -> bool:
@@ -185,21 +186,21 @@ class StopFlag:
         return clock() < float(_LEASE.unpack_from(self._page, _LEASE_AT)[0])
 
     def registration(self) -> int:
-        """Return how often the worker of this process has registered."""
+        """Return the number of registrations of the worker of this process."""
         return int(_LEASE.unpack_from(self._page, _LEASE_AT)[1])
 
     def show(self, stopping: bool) -> None:
-        """Show whether the worker is draining; its end also ends its lease."""
+        """Show whether the worker is draining; the end of the worker also ends its lease."""
         self._page[0] = stopping
         if not stopping:
             _LEASE.pack_into(self._page, _LEASE_AT, math.inf, 0)
 
     def begin_lease(self) -> None:
-        """Count a registration of the worker, whose lease `move_lease` then shows."""
+        """Count a registration of the worker; `move_lease` then shows its lease."""
         _LEASE.pack_into(self._page, _LEASE_AT, -math.inf, self.registration() + 1)
 
     def move_lease(self, until: float) -> None:
-        """Show until when the worker's lease is valid."""
+        """Show the time at which the worker's lease ends."""
         _LEASE.pack_into(self._page, _LEASE_AT, until, self.registration())
 
     def claim_ended(self, queue: str, fence: int) -> bool:
@@ -209,24 +210,24 @@ class StopFlag:
         return count > 0 and _token(queue, fence) in (self._page[at : at + 8] for at in ends)
 
     def end_claim(self, queue: str, fence: int) -> None:
-        """Show the jobs of a claim that they should stop, until `forget_claim`."""
+        """Tell the jobs of a claim to stop, until `forget_claim`."""
         self.claims[_token(queue, fence)] = None
         self._show_claims()
 
     def forget_claim(self, queue: str, fence: int) -> None:
-        """Show it no longer: no job of it runs, or it is not paused any more."""
+        """Remove the claim: none of its jobs runs, or it is not paused anymore."""
         if self.claims:
             self.claims.pop(_token(queue, fence), None)
             self._show_claims()
 
     def _show_claims(self) -> None:
-        # A child may read meanwhile: what it finds is the token of one of these claims, or none.
+        # A child may read at the same time. It finds the token of one of these claims, or no token.
         tokens = b"".join(list(self.claims)[:_MOST_CLAIMS])
         self._page[_CLAIMS_AT : _CLAIMS_AT + len(tokens)] = tokens
         _COUNT.pack_into(self._page, _COUNT_AT, len(tokens) // _TOKEN_BYTES)
 
     def share(self) -> int:
-        """Return a file descriptor for `adopt` in a child process."""
+        """Return a file descriptor that a child process passes to `adopt`."""
         if self._file < 0:
             handle = _unnamed_file()
             os.ftruncate(handle, mmap.PAGESIZE)
@@ -237,13 +238,13 @@ class StopFlag:
         return self._file
 
     def adopt(self, handle: int) -> None:
-        """Use the flag of the process that shared this descriptor; closes the descriptor."""
+        """Use the flag of the process that shared this descriptor; close the descriptor."""
         self._page = mmap.mmap(handle, mmap.PAGESIZE)
         os.close(handle)
 
 
 def _token(queue: str, fence: int) -> bytes:
-    # Several queues that are claimed together have the same fence.
+    # Queues that are claimed together have the same fence.
     name = f"{fence} {queue}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name, digest_size=_TOKEN_BYTES).digest()
 

@@ -31,26 +31,27 @@ _NOT_TEXT = "Could not decode to UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Identity of a kind of file: `application_id` in its header, a version, its schema."""
+    """A kind of file: the `application_id` in its header, its version and its schema."""
 
     name: str
     application_id: int
     version: int
     schema: str
-    # By version, the statements that upgrade a file to the next version.
+    # The statements that upgrade a file of each version to the next version.
     upgrades: Mapping[int, str] = field(default_factory=dict)
 
 
 def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.Connection:
     """Open or create `path`, in autocommit mode with a write-ahead log.
 
-    :param durable: sync at every commit. Otherwise sync only at checkpoints of the log: a power
-        cut may then undo the newest commits, but never tear one.
+    :param durable: sync at every commit. Otherwise sync only at checkpoints of the log. Then a
+        power cut may undo the newest commits, but each commit stays atomic.
     :raises DatabaseCorruptError: the file is damaged or not a SQLite file.
-    :raises NotAQdoDatabaseError: another program's file, or qdo's for another purpose.
+    :raises NotAQdoDatabaseError: the file belongs to another program, or has another purpose in
+        qdo.
     :raises DatabaseNewerError: a newer qdo wrote the file.
     :raises DatabaseFullError: the disk is full.
-    :raises DatabaseError: anything else, such as a missing permission.
+    :raises DatabaseError: another fault, such as a missing permission.
     """
     with translated(path):
         absolute = os.path.abspath(path)
@@ -75,9 +76,9 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
 
 
 def _name(path: str) -> str:
-    """Return the URI of a file, which says how a user without the right to write reads it."""
-    # SQLite reads a file with its log beside it as usual. Without a log, no process writes at the
-    # moment, and SQLite may not create the log: it must take the file as immutable.
+    """Return the URI of a file, with the mode for a user who can only read the file."""
+    # SQLite reads a file with its log beside it as usual. Without a log, no process is writing, and
+    # SQLite is not allowed to create the log. It must treat the file as immutable.
     uri = f"file:{urllib.parse.quote(path)}"
     if os.access(path, os.W_OK):
         return uri
@@ -85,9 +86,9 @@ def _name(path: str) -> str:
 
 
 def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Format) -> None:
-    """Identify the file; retry while other processes create it too."""
-    # SQLite waits for most locks by itself, but not for the one that turns the write-ahead log on:
-    # the connection already holds a shared lock, and waiting might last forever.
+    """Identify the file; retry while other processes are creating it."""
+    # SQLite waits for most locks itself, but not for the lock that enables the write-ahead log: the
+    # connection already holds a shared lock, and could wait forever.
     limit = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -96,7 +97,7 @@ def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Form
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() > limit:
                 raise
-        time.sleep(random.uniform(*_RETRY_SECONDS))  # spreads pauses
+        time.sleep(random.uniform(*_RETRY_SECONDS))  # random pauses
 
 
 def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
@@ -136,7 +137,7 @@ def _sync_folders(path: str) -> None:
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except PermissionError:
-            continue  # a folder that cannot be read was not created just now
+            continue  # an unreadable folder is not a new folder
         try:
             os.fsync(descriptor)
         finally:
@@ -150,7 +151,7 @@ def _execute(connection: sqlite3.Connection, statements: str) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
-    """Return the version of a file of this kind, 0 when it is empty."""
+    """Return the version of a file of this kind, or 0 if it is empty."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -166,7 +167,7 @@ def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
 
 
 def sqlite_address_error(url: str) -> str | None:
-    """Return why a ``sqlite:PATH`` is invalid, None if it is valid."""
+    """Return the reason why a ``sqlite:PATH`` is invalid, or None if it is valid."""
     path = sqlite_path(url) or ""
     shown = hide_credentials(url)
     if not path or path.endswith("/"):
@@ -180,7 +181,7 @@ def sqlite_address_error(url: str) -> str | None:
 
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Convert errors of sqlite3 and the file system to qdo's errors."""
+    """Convert the errors of sqlite3 and of the file system to qdo's errors."""
     try:
         yield
     except sqlite3.Error as error:
@@ -200,7 +201,7 @@ def translate(path: str, error: sqlite3.Error) -> DatabaseError:
         return DatabaseCorruptError(path=path, reason=str(error))
     if code == sqlite3.SQLITE_CANTOPEN:
         return DatabaseError(path=path, reason=f"{error}; check that the folder is writable")
-    # Quotas and limits of file size are reported as this, not as "full".
+    # SQLite reports exceeded quotas and file size limits with this code, not as "full".
     if code == sqlite3.SQLITE_IOERR:
         reason = f"{error}; check free space, quotas, file size limits and the system log"
         return DatabaseError(path=path, reason=reason)
@@ -213,24 +214,24 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 class DamagedRowError(sqlite3.DatabaseError):
-    """A row has values that no program of qdo stored: damage that SQLite cannot notice."""
+    """A row has values that qdo never stores. SQLite cannot detect this damage."""
 
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary result code, 0 if it is unknown."""
+    """Return SQLite's primary result code, or 0 if it is unknown."""
     if str(error).startswith(_NOT_TEXT):  # an error of the sqlite3 module, without a code
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 class ReplacedFileCheck:
-    """Detects that an open database is no longer the file at its path.
+    """Detects that the file at a path is not the open database anymore.
 
-    SQLite continues to write to a deleted file without an error, and the stored data would be
-    lost with the process. Without the index of the log, which also holds the locks, two
-    processes would write at the same time.
+    SQLite continues to write to a deleted file without an error. This data would be lost when the
+    process ends. Without the index of the log, which also holds the locks, two processes would
+    write at the same time.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,9 +1,9 @@
-"""Wakes other processes of this machine through named pipes, without polling.
+"""Wakes other processes of the machine through named pipes, without polling.
 
 Each listener creates a FIFO in a shared folder. A notification writes one byte into every FIFO
-there. It carries no data: the change is in the database. A notification to a full pipe may be
-dropped, because an earlier one is still unread. The next notification removes a FIFO whose
-listener died.
+there. The byte carries no data: the change is in the database. A notification to a full pipe is
+dropped, because an earlier one is still unread. The next notification removes a FIFO whose listener
+has died.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _READ = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WakeupPipe:
-    """A listener's end: `fileno()` becomes readable when another process notifies it."""
+    """A listener's end of a pipe: `fileno()` becomes readable when another process notifies."""
 
     def __init__(self, folder: str, rights: Rights = PRIVATE) -> None:
-        """Create the FIFO, and the folder if it is missing, with `rights`."""
+        """Create the FIFO with `rights`; also create a missing folder."""
         make_folder(folder, rights)
         self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._path = os.path.join(folder, self.name)
-        # Open it for reading and writing: the pipe always has a writer, and is readable only when
-        # it contains a byte. Rename it once it is open: a notification treats a FIFO without
-        # a reader as a dead listener's and removes it.
+        # Open the pipe for reading and writing: it then always has a writer, and is readable only
+        # if it contains a byte. Rename it after opening: a notification removes a FIFO without a
+        # reader, because it takes the listener for dead.
         with opened_folder(folder) as at:
             os.mkfifo(f".{self.name}", 0o600, dir_fd=at)
             self._fd = os.open(f".{self.name}", _READ, dir_fd=at)
@@ -50,7 +50,7 @@ class WakeupPipe:
         return self._fd
 
     def drain(self) -> None:
-        """Discard all pending notifications; call it before reading the changes."""
+        """Discard all pending notifications; call this before reading the changes."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._fd, 4096)) == 4096:
                 pass
@@ -70,11 +70,11 @@ class WakeupPipe:
 
 
 class PipeThread:
-    """Calls `step` after each notification, on a thread (a greenlet under gevent).
+    """A thread (a greenlet under gevent) that calls `step` after each notification.
 
-    The pipe exists from the beginning: no change after that goes unnoticed.
+    The constructor creates the pipe, so no later change goes unnoticed.
 
-    :param step: returns the seconds after which it is called even without a notification.
+    :param step: returns the seconds until its next call without a notification.
     """
 
     def __init__(self, folder: str, rights: Rights, step: Callable[[], float]) -> None:
@@ -91,7 +91,7 @@ class PipeThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop; `step` is not called afterwards. Idempotent."""
+        """Stop calling `step`. Idempotent."""
         self.stopping = True
         if self._thread.ident is None:
             self._pipe.close()
@@ -107,7 +107,7 @@ class PipeThread:
         poll.register(self._pipe.fileno(), select.POLLIN)
         try:
             while not self.stopping:
-                # Round up: if it woke a moment too early, no message would be due.
+                # Round up: if the thread woke a moment too early, no message would be due.
                 poll.poll(math.ceil(self._step() * 1000))
                 self._pipe.drain()
         finally:
@@ -119,8 +119,8 @@ class PipeThread:
 def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
     """Wake every listener of `folder` except `skip`.
 
-    Never blocks and never raises: the change is already stored. A listener that cannot be reached
-    sees the change at its next check.
+    Never blocks and never raises: the change is already stored. An unreachable listener sees the
+    change at its next check.
     """
     try:
         with opened_folder(folder) as at:
@@ -137,7 +137,7 @@ def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
 
 
 def _notify(names: list[str], folder: int, skipped: str | None) -> dict[str, str | None]:
-    """Notify listeners; return those that cannot be reached, with the reasons."""
+    """Notify listeners; return the unreachable ones, with the reasons."""
     unreached = {}
     for name in names:
         if not name.startswith(".") and name != skipped:
@@ -152,7 +152,7 @@ def _notify_one(name: str, folder: int) -> None:
     try:
         fd = os.open(name, _WRITE, dir_fd=folder)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # no process has it open for reading: its listener died
+        if error.errno == errno.ENXIO:  # no process has it open for reading: the listener died
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
         elif error.errno != errno.ENOENT:

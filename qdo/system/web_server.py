@@ -1,7 +1,7 @@
-"""Serves a WSGI app with gevent's server, on a thread of its own.
+"""Serves a WSGI app with gevent's server on a separate thread.
 
-Each connection costs a greenlet, so a slow client delays no other client. A request
-is read within a time and up to a size. Only then a thread makes the response, which may wait.
+Each connection has a greenlet, so a slow client delays no other client. The server reads a request
+within a time and size limit. Then a thread makes the response, and may wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdo.text import describe, printable
 
 THREADS = 16
 CONNECTIONS = 500
-# How long a client may take to send a request, and to receive one part of a response.
+# Maximum time for a client to send a request, or to receive one part of a response.
 REQUEST_SECONDS = 15.0
 SEND_SECONDS = 30.0
 # How long `close` waits for responses.
@@ -38,16 +38,15 @@ STOP_SECONDS = 1.0
 LINGER_SECONDS = 1.0
 LINGER_READS = 16
 MOST_BODY_BYTES = 64 * 1024
-# A large body is refused while all bodies together take more, the parts included of those that are
-# on their way.
+# A large body is refused while all bodies together, including unfinished ones, take more bytes.
 MOST_BODIES_BYTES = 48 * 1024 * 1024
-# A smaller body is never refused: all that may be open at once take 16 MiB.
+# A smaller body is never refused. All connections together need 16 MiB for small bodies.
 SMALL_BODY_BYTES = 32 * 1024
-# The most threads of one line of requests: what makes them slow must not stop the others. Further
-# ones of the line wait for as long as a client may take to send a request.
+# Maximum number of threads for one line of requests: a slow line must not stop the others. Further
+# requests of the line wait, at most as long as a client may take to send a request.
 MOST_THREADS_OF_ONE = THREADS // 2
 MOST_HEADER_BYTES = 32 * 1024
-# Defects after which Python reads no further header: another server may read more of them.
+# Defects after which Python ignores further headers. Another server may not ignore them.
 _UNREAD = (FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect)
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _is_absolute = re.compile(r"https?://[^/?#]*/?(.*)", re.IGNORECASE).fullmatch
@@ -61,29 +60,31 @@ WsgiApp = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What an app says of a request before its body is read.
+    """An app's decision about a request before the server reads the body.
 
-    An app with a method `admit`, which gets the environ without a body, is asked on the event loop.
+    The server calls the method `admit` of an app, if it exists, on the event loop. The method gets
+    the environ without a body.
     """
 
-    # The response if the body tells nothing more, None to read it and call the app.
+    # The response if the body does not matter; None: read the body and call the app.
     response: WsgiApp | None = None
-    # The largest body of this request.
+    # Maximum size of the body of this request.
     most_body_bytes: int = MOST_BODY_BYTES
-    # Requests of one line wait for the same thing, such as one queue.
+    # Requests of one line wait for the same resource, such as a queue.
     line: str = ""
 
 
 class WebServer:
     """Serves an app until it is closed.
 
-    Its thread runs an event loop of gevent. The threads that use it need none.
+    The server's thread runs an event loop of gevent. Other threads need no event loop to use it.
 
-    :param tls: `certfile` and `keyfile`; without them, it serves HTTP.
-    :param connections: when so many are open, the one that has waited longest for its client makes
-        room for the next.
-    :ivar address: host and port on which it listens; the port is the one that it got for port 0.
-    :raises OSError: it cannot listen on the address.
+    :param tls: `certfile` and `keyfile`; without them, the server uses HTTP.
+    :param connections: maximum number of connections. If all are in use, the server closes the one
+        that has waited longest for its client.
+    :ivar address: host and port on which the server listens. For port 0, this is the port that it
+        got.
+    :raises OSError: the server cannot listen on the address.
     """
 
     def __init__(
@@ -102,8 +103,8 @@ class WebServer:
             dualstack_ipv6=ipv6 and socket.has_dualstack_ipv6(),
         )
         self._listener.setblocking(False)
-        # gevent sends headers and body one after the other: without this, the body waits 40 ms for
-        # the client to acknowledge the headers.
+        # gevent sends the headers, then the body. Without this, the body waits 40 ms until the
+        # client acknowledges the headers.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._stop: Callable[[], object] = bool
@@ -115,7 +116,7 @@ class WebServer:
         self._ready.wait()
 
     def close(self) -> None:
-        """Stop serving; wait `STOP_SECONDS` for responses that are on their way."""
+        """Stop serving; wait `STOP_SECONDS` for unfinished responses."""
         self._stop()
         self._thread.join(2 * STOP_SECONDS)
 
@@ -125,11 +126,11 @@ class WebServer:
         server = WSGIServer(
             self._listener,
             app,
-            log=None,  # addresses have names of queues
+            log=None,  # addresses contain names of queues
             error_log=_log,
             handler_class=_Handler,
             spawn=_Places(connections),
-            # The first read does the handshake, within the time for a request.
+            # The first read does the handshake, within the time limit of a request.
             **({**tls, "do_handshake_on_connect": False} if tls else {}),
         )
         self._stop = lambda: hub.loop.run_callback_threadsafe(server.close)
@@ -141,7 +142,7 @@ class WebServer:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """A response that is made. It is a WSGI app that gives this response."""
+    """A complete response, and the WSGI app that returns it."""
 
     status: str
     body: bytes
@@ -176,7 +177,7 @@ def _respond(app: WsgiApp, environ: dict[str, Any]) -> _Response:
 
 
 class _RefusedError(Exception):
-    """A request that is refused, with a status of HTTP."""
+    """The server refuses a request with an HTTP status."""
 
     def __init__(self, status: str, reason: str, retry_seconds: int = 0) -> None:
         super().__init__(reason)
@@ -189,7 +190,7 @@ def _too_much() -> _RefusedError:
 
 
 def _check_line(line: bytes) -> None:
-    """Raise ValueError for a header that other servers may read as several, or end early."""
+    """Raise ValueError for a header that other servers may split or cut off."""
     text = line.removesuffix(b"\n").removesuffix(b"\r")
     if b"\r" in text or b"\0" in text or text.startswith(b":"):
         raise ValueError("a header must have a name, and neither CR nor NUL within it")
@@ -200,18 +201,18 @@ def _length_of(length: int) -> dict[str, str]:
 
 
 class _TooLongError(ValueError):
-    """The headers of a request are too long."""
+    """The headers of a request exceed the limit."""
 
 
 class _Headers:
-    """The file of a connection, from which the headers of one request are read."""
+    """Reads the headers of one request from the file of a connection."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self._left = MOST_HEADER_BYTES
 
     def readline(self, most: int) -> bytes:
-        """Return a line of at most so many bytes; raise _TooLongError if all are too long."""
+        """Return a line; raise _TooLongError if all lines together are too long."""
         line: bytes = self._file.readline(most)
         _check_line(line)
         self._left -= len(line)
@@ -221,12 +222,14 @@ class _Headers:
 
 
 class _Places(Pool):
-    """Places for connections. When all are taken, one that waits for its client makes room.
+    """Places for connections. If all are taken, the server closes an idle connection.
 
-    It is the one that has waited longest. One for which a response is made stays.
+    It closes the connection that has waited longest for its client, never one whose response is
+    being made.
 
-    :ivar body_bytes: bytes of the bodies that are read, or used, now.
-    :ivar lines: the places of each line of requests. A client that sends slowly has none.
+    :ivar body_bytes: total size of the bodies that are being read or used.
+    :ivar lines: the places of each line of requests. A request takes a place only after the server
+        has read it.
     """
 
     def __init__(self, most: int) -> None:
@@ -236,7 +239,7 @@ class _Places(Pool):
         self._waiting: dict[_Handler, None] = {}
 
     def full(self) -> bool:
-        """Return whether no place is free; gevent asks before it accepts a client."""
+        """Return whether no place is free; gevent calls this before it accepts a client."""
         full = bool(super().full())  # type: ignore[no-untyped-call]
         if full and self._waiting:
             longest = next(iter(self._waiting))
@@ -245,7 +248,7 @@ class _Places(Pool):
         return full
 
     def wait(self, connection: _Handler) -> None:
-        """Note that a connection waits for its client from now on."""
+        """Record that a connection now waits for its client."""
         self.keep(connection)
         self.full()  # clients may have been kept out while no connection waited
         self._waiting[connection] = None
@@ -269,9 +272,9 @@ class _Handler(WSGIHandler):
             self.server.pool.keep(self)
 
     def cut(self) -> None:
-        """Break the connection: the wait of its greenlet ends with an OSError."""
+        """Break the connection: its waiting greenlet gets an OSError."""
         with suppress(OSError):
-            # The method of a TLS socket would take away the object that its greenlet uses.
+            # The method of a TLS socket would remove the object that the greenlet uses.
             gevent.socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # type: ignore[attr-defined]
 
     def MessageClass(self, file: Any, *rest: Any) -> Any:
@@ -285,7 +288,7 @@ class _Handler(WSGIHandler):
         return outcome  # noqa: RET504 - the timeout ends only the block
 
     def read_request(self, raw_requestline: str) -> Any:
-        """Refuse controls in the request line, and take the path of a whole address."""
+        """Refuse control characters in the request line; accept an absolute address."""
         # A server must accept the absolute form, see RFC 9112, section 3.2.2.
         if not _is_request(raw_requestline.rstrip("\r\n")):
             raise ValueError("the request line must be METHOD TARGET HTTP/1.1")
@@ -311,7 +314,7 @@ class _Handler(WSGIHandler):
             self._linger()
 
     def _linger(self) -> None:
-        """Read on for a moment: a socket that is closed before would take the response along."""
+        """Continue reading for a moment, because unread data would discard the response."""
         with suppress(OSError), gevent.Timeout(LINGER_SECONDS, False):
             gevent.socket.socket.shutdown(self.socket, socket.SHUT_WR)  # type: ignore[attr-defined]
             for _ in range(LINGER_READS):
@@ -319,7 +322,7 @@ class _Handler(WSGIHandler):
                     break
 
     def _make_response(self) -> bool:
-        """Call the app, unless the head decides; return whether the body was read."""
+        """Call the app unless the headers decide; return whether the body was read."""
         pool = self.server.pool
         length = self._length()
         admit = getattr(self.application, "admit", None)
@@ -350,7 +353,7 @@ class _Handler(WSGIHandler):
 
     @contextmanager
     def _place(self, places: Semaphore) -> Iterator[None]:
-        """Wait for one of the places of a line; raise _RefusedError if that takes too long."""
+        """Wait for a place of a line; raise _RefusedError if that takes too long."""
         try:
             places.acquire()
         except gevent.Timeout as timeout:
@@ -363,8 +366,8 @@ class _Handler(WSGIHandler):
             places.release()
 
     def _read_body(self, length: int) -> bytes:
-        """Return a body; raise _RefusedError if it is slow, incomplete or one too many."""
-        # Only bytes that have come count: a client that announces many takes no place from others.
+        """Return a body; raise _RefusedError if it is slow, incomplete or one of too many."""
+        # Count only received bytes: a client that announces a large body takes no room from others.
         source = self.wsgi_input
         pool = self.server.pool
         parts: list[bytes] = []
@@ -386,23 +389,23 @@ class _Handler(WSGIHandler):
             raise _RefusedError("408 Request Timeout", reason) from timeout
 
     def _length(self) -> int:
-        """Return how many bytes the client says that it sends."""
+        """Return the number of bytes that the client announces."""
         if any(isinstance(each, _UNREAD) for each in self.headers.defects):
             raise _RefusedError("400 Bad Request", "each header must have a name and a colon")
-        if "Transfer-Encoding" in self.headers:  # also an empty one before another
+        if "Transfer-Encoding" in self.headers:  # also if the first of several is empty
             raise _RefusedError("411 Length Required", "the request must have a Content-Length")
         if self.command in _WITH_BODY and "Content-Length" not in self.headers:
             raise _RefusedError("411 Length Required", "the request must have a Content-Length")
         text, *more = self.headers.get_all("Content-Length", ["0"])
         if more or not text.isascii() or not text.isdecimal():
             raise _RefusedError("400 Bad Request", "the Content-Length must be a decimal number")
-        # The text may be long, and have zeros in front: it is parsed only if short.
+        # Parse the text only if it is short: it may have any number of leading zeros.
         if len(text) > 9:
             raise _RefusedError("413 Content Too Large", "the body is too large; send less at once")
         return int(text)
 
     def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
-        """Return the response to a request line or headers that cannot be read."""
+        """Return the response to an invalid request line or invalid headers."""
         long = isinstance(error, (_TooLongError, HTTPException))
         status = "431 Request Header Fields Too Large" if long else "400 Bad Request"
         self._note(error)
@@ -410,7 +413,7 @@ class _Handler(WSGIHandler):
         return status[:3], f"HTTP/1.1 {status}\r\n{end}".encode()
 
     def handle_error(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        """Log an error; without a traceback if the client has gone, or does not read."""
+        """Log an error, without a traceback if the client has gone or does not read."""
         if isinstance(error, OSError):
             self.close_connection = True
             self._note(error)
@@ -419,5 +422,5 @@ class _Handler(WSGIHandler):
 
     def _note(self, error: BaseException) -> None:
         client = self.client_address[0]
-        # Any client can cause this a thousand times a second.
+        # Any client can cause this error a thousand times a second.
         _log.debug("closing the HTTP connection of %s: %s", client, printable(describe(error)))

@@ -1,4 +1,4 @@
-"""Tools for testing the jobs of an app: no server, no waiting, the same result in every run.
+"""Tools for testing the jobs of an app: without servers or waiting, and with reproducible results.
 
 Names are loaded at first use: pytest loads this package at startup.
 """

@@ -1,9 +1,9 @@
-"""The clock of a testing kit: it moves only when the test moves it.
+"""The clock of a testing kit: only the test moves it.
 
-While an app is tested, qdo itself must use this clock, for instance for backoffs and for the due
-times of delayed messages. The engine takes its clock as an argument. `PATCHED` names the modules
-that read the time themselves: they use a replacement while a clock is `installed`. The code under
-test and its libraries use the real clock.
+During a test, qdo itself must use this clock, for instance for backoffs and the due times of
+delayed messages. The engine takes its clock as an argument. `PATCHED` names the modules that read
+the time themselves. They use a replacement while a clock is `installed`. The code under test and
+its libraries use the real clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET
 from qdo.system.clock import clock
 
-# 2026-01-01T00:00:00Z: positions and ids are the same in every run.
+# 2026-01-01T00:00:00Z. A fixed start gives the same positions and ids in every run.
 START = 1_767_225_600.0
-# Times this close are due already: recorded times are rounded to milliseconds.
+# Tolerance of due times, because recorded times are rounded to milliseconds.
 TOLERANCE_SECONDS = 0.001
-# Modules that read the time, and the global in them that is replaced.
+# Modules that read the time, and the global that a clock replaces in each.
 PATCHED = {
     "qdo.brokers.embedded.broker": "time",
     "qdo.message": "clock",
@@ -40,7 +40,7 @@ _installed: list[Clock] = []
 class Clock:
     """A time that moves only on request.
 
-    :param start: Unix time at which it begins; seconds.
+    :param start: Unix time at which the clock starts, in seconds.
     """
 
     def __init__(self, start: float = START) -> None:
@@ -49,15 +49,15 @@ class Clock:
 
     @property
     def now(self) -> float:
-        """Unix time; seconds."""
+        """Return the Unix time in seconds."""
         return self._start + self._passed
 
     def passed(self) -> float:
-        """Return the seconds since it began, the time base of leases, turns and backoffs."""
+        """Return the seconds since the start, the time base of leases, turns and backoffs."""
         return self._passed
 
     def position(self) -> int:
-        """Return the present as a position (100 ns intervals since 1582-10-15)."""
+        """Return the current time as a position (100 ns intervals since 1582-10-15)."""
         return round(self._start * 10_000_000) + round(self._passed * 10_000_000) + GREGORIAN_OFFSET
 
     def passed_at(self, moment: float) -> float:
@@ -71,7 +71,7 @@ class Clock:
         self._passed += seconds
 
     def move_to(self, passed: float) -> None:
-        """Advance until `passed` has this value; do nothing if it is larger already."""
+        """Advance until `passed` returns this value; do nothing if its value is larger already."""
         self._passed = max(self._passed, passed)
 
     @contextlib.contextmanager

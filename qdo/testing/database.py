@@ -1,4 +1,4 @@
-"""The database of an app under test: sends in its transactions, and writes of earlier tests."""
+"""The database of an app under test: sends in transactions, and writes of earlier tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qdo.state import KeyedState
 
 
 class StagedMessages:
-    """Messages that are sent in transactions of the app, until these are committed.
+    """Holds the messages that an app sends in transactions until these commit.
 
-    Each transaction sends a notification. PostgreSQL delivers it if, and only if, the transaction
-    commits, and leaves out what was rolled back to a savepoint. A test needs no schema of qdo.
+    Each transaction sends a notification. PostgreSQL delivers it only if the transaction commits,
+    and drops notifications that were rolled back to a savepoint. A test does not need qdo's schema.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class StagedMessages:
         self._listener: Any = None
 
     def stage(self, connection: Any, messages: Sequence[Outgoing]) -> None:
-        """Keep messages until the transaction of a connection commits."""
+        """Hold messages until the transaction of a connection commits."""
         try:
             from qdo.brokers.app_transactions import executor_of
         except ImportError as error:
@@ -40,10 +40,10 @@ class StagedMessages:
         self._staged.append(messages)
 
     def committed(self) -> list[Outgoing]:
-        """Return the messages of new commits, in the order of these."""
+        """Return the messages of new commits, in commit order."""
         if self._listener is None:
             return []
-        # Notifications arrive in the order of commits: before this one, all of earlier ones.
+        # Notifications arrive in commit order: those of earlier commits arrive before this one.
         self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
         while "" not in self._heard:
             self._listener.execute("SELECT 1")
@@ -74,13 +74,13 @@ _watches: list[WritesWatch] = []
 
 
 class WritesWatch:
-    """Ends a test whose database has the writes of an earlier test.
+    """Ends a test if its database contains writes of an earlier test.
 
     Positions, fences and ids are the same in each test, so `FencedWrites`, `KeyedState` and
-    `ProcessedMessages` would take the first messages for repetitions: the job would write nothing,
-    silently.
+    `ProcessedMessages` would take the first messages for repetitions. The job would silently write
+    nothing.
 
-    :param running: returns the function that ends the run, None while no job runs.
+    :param running: returns the function that ends the run, or None while no job runs.
     """
 
     def __init__(self, running: Callable[[], Fail | None]) -> None:

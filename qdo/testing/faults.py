@@ -1,6 +1,6 @@
-"""Fault points of a worker, and the wrappers of an app and its broker that pass them.
+"""Fault points of a worker, and wrappers of an app and its broker that have fault points.
 
-Fault points are the steps of a worker between which it may die or lose its lease.
+At a fault point, between two steps, a worker may die or lose its lease.
 
 ======================  ================================================================
 point                   the worker is about to do this, or has just done it
@@ -66,12 +66,12 @@ POINTS: tuple[Point, ...] = get_args(Point)
 
 
 class Crashed(JobAborted):
-    """Unwinds the stack of a dead process; qdo does not treat it as a failure."""
+    """Unwinds the stack of a dead process. qdo does not treat it as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A fault point that was reached."""
+    """A fault point that a worker reached."""
 
     point: Point
     queue: str
@@ -86,7 +86,7 @@ class _Fault:
 
 
 class Faults:
-    """The faults that will happen, and in `steps` every point that was reached, in order."""
+    """The planned faults, and in `steps` every fault point that was reached, in order."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -95,7 +95,7 @@ class Faults:
     def arm(
         self, act: Callable[[], None], point: Point | None, queue: str | None, nth: int
     ) -> None:
-        """Call `act` once, when a point of a queue, or any for None, is reached the nth time."""
+        """Call `act` once, when a fault point of a queue (None: of any) is reached the nth time."""
         if point is not None and point not in POINTS:
             hint = did_you_mean(point, POINTS)
             raise UsageError(
@@ -109,7 +109,7 @@ class Faults:
         return len(self._armed)
 
     def reach(self, point: Point, queue: str) -> None:
-        """Execute the faults that are due at this point; may raise `Crashed`."""
+        """Execute the faults that are planned for this point; may raise `Crashed`."""
         self.steps.append(Step(point, queue))
         due = []
         for fault in self._armed:
@@ -123,12 +123,12 @@ class Faults:
             fault.act()
 
 
-# Passes a fault point of a queue.
+# A function that passes a fault point of a queue.
 Reach: TypeAlias = Callable[[Point, str], None]
 
 
 class InstrumentedApp:
-    """The app as the engine sees it: with one more observer, and fault points around a hook."""
+    """The app for the engine, with an additional observer and fault points around a hook."""
 
     def __init__(self, app: App, reach: Reach, ended: Observer) -> None:
         self._app = app
@@ -163,9 +163,9 @@ class InstrumentedHooks:
 
 
 class _PointedRequests(MemoryRequests):
-    """The requests of an app as a worker process sees them, or a job.
+    """The requests of an app, for a worker process or a job.
 
-    :param on_pause: called when a job has paused its request.
+    :param on_pause: called after a job has paused its request.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class _PointedRequests(MemoryRequests):
 
 @contextlib.contextmanager
 def _between(reach: Reach, step: str, queues: Sequence[str]) -> Iterator[None]:
-    """Pass the points before and after a step for the first of some queues."""
+    """Pass the fault points before and after a step, for the first of these queues."""
     for queue in queues[:1]:
         reach(cast(Point, f"before-{step}"), queue)
     yield
@@ -249,7 +249,7 @@ class _PointedReader:
 
 
 class SendingBroker(MemoryBroker):
-    """The broker that `App.send` sends to."""
+    """The broker to which `App.send` sends."""
 
     def __init__(
         self, store: MemoryStore, app: str, reach: Reach, on_pause: Callable[[str], None]
@@ -276,7 +276,7 @@ class SendingBroker(MemoryBroker):
             return ids
 
     def deliver(self) -> bool:
-        """Store the messages of transactions that have committed; return whether there were any."""
+        """Store the messages of committed transactions; return whether there were any."""
         messages = self._staged.committed()
         super().send_many(messages)
         return bool(messages)
@@ -285,4 +285,4 @@ class SendingBroker(MemoryBroker):
         self._staged.close()
 
     def close(self) -> None:
-        """Stay open: after `App.close`, the app still sends to the kit while the kit is open."""
+        """Do nothing: after `App.close`, the app still sends to the kit while the kit is open."""

@@ -1,8 +1,8 @@
 """Runs jobs of every kind in the thread of the test.
 
-The executors of a worker differ in the effects of a job that blocks or crashes; for a message and
-its outcome they are equivalent. Here every job is called inline, including those for `thread` and
-`process`; ``async def`` jobs run on a loop that runs only for them.
+The executors of a worker differ in the effects of a job that blocks or crashes, but not in the
+outcome of a message. This executor calls every job inline, including jobs for `thread` and
+`process`. A separate event loop runs ``async def`` jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_JOB = "spend() requires a running job; use advance() between runs"
 
 
 class InlineExecutor(Executor):
-    """Calls jobs directly, and `starting` with each message before its job."""
+    """Calls jobs directly; calls `starting` with each message before its job."""
 
     def __init__(
         self, clock: Clock, starting: Callable[[Message], None], reach: Reach, default: str
@@ -40,7 +40,7 @@ class InlineExecutor(Executor):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return a call with a fault point before and after it."""
+        """Return a call of a job, with a fault point before and after the job."""
         kind_of(job, self._default)
         reach = self._reach
         function = self._in_loop(job.function) if is_async(job.function) else job.function
@@ -71,7 +71,7 @@ class InlineExecutor(Executor):
         return call
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the running job, at most until it is interrupted."""
+        """Let time pass within the running job, at most until its timeout."""
         if not self._running:
             raise UsageError(reason=NO_JOB)
         run = self._running[-1]
@@ -101,7 +101,7 @@ class InlineExecutor(Executor):
 
 
 class _InlineRun:
-    """A running job; `interrupt` is the exception that ended it at its deadline."""
+    """A running job; `interrupt` is the exception that ended the job at its deadline."""
 
     def __init__(self, job: Job, message: Message) -> None:
         self.job = job
@@ -112,16 +112,16 @@ class _InlineRun:
 async def _outcome(
     function: Callable[..., Any], message: Message, context: Any
 ) -> BaseException | None:
-    """Return the exception of a coroutine: a loop would treat some of them as its own."""
+    """Return the exception of a coroutine, because an event loop handles some exceptions itself."""
     try:
         await function(message, context)
-    except BaseException as error:  # noqa: BLE001 - it is raised again by the caller
+    except BaseException as error:  # noqa: BLE001 - the caller raises it again
         return error
     return None
 
 
 def check_no_loop(any_async: bool, in_thread: bool = False) -> None:
-    """Raise UsageError if ``async def`` jobs could not run; one `in_thread` waits for this one."""
+    """Raise UsageError if ``async def`` jobs cannot run, because an event loop runs or waits."""
     if not any_async:
         return
     try:

@@ -1,4 +1,4 @@
-"""The testing kit: runs an app in memory with the engine of a worker, on a clock of the test.
+"""The testing kit: runs an app in memory, with the engine of a worker and a simulated clock.
 
 One worker runs at a time, in the thread of the test. When it crashes, loses its lease, hands over
 or stops, a new one resumes from the recorded progress, as in a fleet.
@@ -62,25 +62,25 @@ class Results:
 
     @property
     def steps(self) -> list[Step]:
-        """Every fault point that was reached, in order."""
+        """All fault points that a worker reached, in order."""
         return list(self._world.faults.steps)
 
     @property
     def faults_left(self) -> int:
-        """The number of requested faults that have not happened: 0 at the end of a valid test."""
+        """Number of requested faults that have not happened. It is 0 at the end of a valid test."""
         return self._world.faults.pending()
 
     @property
     def stops(self) -> list[str]:
-        """The reasons of every `qdo.Stop`."""
+        """The reason of each `qdo.Stop`."""
         return list(self._world.stops)
 
     def attempts(
         self, queue: str | None = None, outcome: OutcomeName | None = None
     ) -> list[Attempt]:
-        """Return the attempts that ended, in order, of one queue or outcome or of all.
+        """Return the ended attempts in order, optionally only those of one queue or outcome.
 
-        An attempt that a crash interrupted has not ended and is not included.
+        An attempt that a crash interrupted is not included.
         """
         return [
             each
@@ -89,27 +89,27 @@ class Results:
         ]
 
     def done(self, queue: str | None = None) -> list[Any]:
-        """Return the bodies of the messages that were done, in order, including repetitions."""
+        """Return the bodies of done messages in order, including repetitions."""
         return [each.body for each in self.attempts(queue, "done")]
 
     def skipped(self, queue: str | None = None) -> list[Any]:
-        """Return the bodies of the messages that were skipped, in order."""
+        """Return the bodies of skipped messages in order."""
         return [each.body for each in self.attempts(queue, "skip")]
 
     def dead_letters(self, queue: str | None = None) -> list[DeadLetterRecord]:
-        """Return the dead letters of a queue, or of all, oldest first, as they are stored."""
+        """Return the stored dead letters of a queue, or of all queues, oldest first."""
         return self.broker.dead_letters.records(queue)
 
     def requests(self, pool: str | None = None) -> list[dict[str, Any]]:
-        """Return the requests of a pool, or of all, oldest first.
+        """Return the requests of a pool, or of all pools, oldest first.
 
-        Each is what ``qdo requests show --body -o json`` shows, with the keys `id`, `state`,
+        Each has the format of ``qdo requests show --body -o json``, with the keys `id`, `state`,
         `outcome`, `result`, `error`, `failed`, `take` and more. `Handle.result` reads bytes.
         """
         return self._world.requests(pool)
 
     def blocked(self) -> dict[str, FailureRecord]:
-        """Return the failure records of messages that block their queue, by queue."""
+        """Return the failure records of messages that block queues, by queue."""
         return {queue: marks for queue, marks in self._marks().items() if marks.blocked}
 
     def failing(self) -> dict[str, FailureRecord]:
@@ -117,7 +117,7 @@ class Results:
         return {queue: marks for queue, marks in self._marks().items() if not marks.blocked}
 
     def last(self, queue: str) -> int:
-        """Return the recorded `last` of a queue: everything up to it is done; 0: nothing is."""
+        """Return the recorded `last` of a queue, the position up to which all messages are done."""
         return self._world.record.node(queue).last
 
     def waiting(self, queue: str) -> list[Any]:
@@ -133,7 +133,7 @@ class Results:
         return self.broker.catalog.backlog(queue, self.last(queue))
 
     def _without_job(self) -> dict[str, int]:
-        """Count the messages, delayed ones too, of each queue that has some and no job."""
+        """Count the messages, including delayed ones, of each queue that has no job."""
         self._sender.deliver()
         counts = {}
         for queue in self.broker.catalog.names():
@@ -177,20 +177,21 @@ class TestKit(Results):
     ...     kit.run_until_idle()
     mail to Ada
 
-    Until it is closed, every `app.send` sends to the kit. Settings are those given in code and
-    here; neither the settings file nor the environment is read.
+    Until the kit is closed, every `app.send` sends to it. Settings come only from the code and from
+    `settings`, not from the settings file or the environment.
 
-    :ivar limits: the limits of its jobs, like `qdo limits`; at first none limits anything.
+    :ivar limits: the limits of its jobs, like `qdo limits`; initially, no limit has an effect.
     :ivar holds: pauses of queues, like `qdo pause` and `qdo resume`.
-    :ivar streams: divides and joins shards, like `qdo streams split` and `merge`.
+    :ivar streams: splits and merges shards, like `qdo streams split` and `merge`.
     :param app: the app to test, with its jobs and hooks.
     :param clock: a clock to share with another kit.
-    :param chance: returns the random number of each backoff. The default is always 1: each
-        backoff takes its full time, the same in every run.
+    :param chance: returns the random number of each backoff. By default it returns 1: each backoff
+        takes its full time in every run.
     :param without_job: glob, or globs, of queues whose messages may remain without a job.
-    :param most_attempts: a run that starts more jobs than this ends with a UsageError.
-    :param settings: settings by name; they override those given in code.
-    :raises UsageError: another kit tests the app already, or is open with another clock.
+    :param most_attempts: maximum number of jobs that a run may start. After that, the run ends with
+        a UsageError.
+    :param settings: settings by name; they override the settings in the code.
+    :raises UsageError: another open kit tests the same app, or has another clock.
     """
 
     __test__ = False  # pytest collects classes that begin with Test
@@ -234,9 +235,9 @@ class TestKit(Results):
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """Close the remaining job contexts, and restore the app's own broker.
+        """Close the remaining job contexts, and restore the broker of the app.
 
-        :raises NoJobError: messages remain in queues without a job, and this was not expected.
+        :raises NoJobError: messages unexpectedly remain in queues without a job.
         """
         unexpected = {
             queue: f"{pluralize(count, 'message')} of queue {queue!r}"
@@ -274,7 +275,7 @@ class TestKit(Results):
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> str:
-        """Send a message with the parameters of `App.send`; no job runs yet."""
+        """Send a message with the parameters of `App.send`. No job runs yet."""
         return self.app.send(queue, body, key, headers, **options)
 
     def deliver(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> int:
@@ -292,18 +293,19 @@ class TestKit(Results):
         return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], lower, data)
 
     def run_until_idle(self) -> None:
-        """Run everything that can run without time passing.
+        """Run all jobs that can run now, without moving the clock.
 
-        Messages that wait for a backoff, for their due time or for an operator keep waiting.
-        After a crash or a lost lease the next worker continues at once. `qdo.Stop` ends the run;
-        the next run begins with a new worker. Messages in an outbox are sent at once.
+        Messages that wait for a backoff, for their due time or for an operator keep waiting. After
+        a crash or a lost lease, the next worker continues immediately. `qdo.Stop` ends the run; the
+        next run begins with a new worker. Messages in an outbox are sent immediately.
 
-        :raises NotSettledError: the run does not end; names the queue that runs most.
+        :raises NotSettledError: the run does not end. The error names the queue with the most
+            attempts.
         """
         self.advance(0.0)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and run everything that becomes due, timers too, each at its time."""
+        """Let time pass; run each message and timer at its due time."""
         self._reject_in_job("run other jobs; use kit.spend(seconds) in it for the time it takes")
         check_no_loop(any(is_async(job.function) for job in self.app.jobs))
         target = self.clock.passed() + seconds
@@ -317,15 +319,16 @@ class TestKit(Results):
         self.clock.move_to(target)
 
     def run_until_settled(self, most_seconds: float = LONGEST_SECONDS) -> float:
-        """Let time pass until messages wait for nothing, or only for an operator.
+        """Let time pass until no message waits, except for an operator.
 
         :return: the seconds that passed.
-        :raises NotSettledError: it would take longer than `most_seconds`; names what waits.
+        :raises NotSettledError: this would take longer than `most_seconds`. The error names the
+            waiting messages.
         """
         began = self.clock.passed()
         self.run_until_idle()
         while (due := self._due()) is not None:
-            due = self._next_due()  # timers never settle, but send while a message waits
+            due = self._next_due()  # timers never settle, but continue while a message waits
             if due - began > most_seconds:
                 raise NotSettledError(
                     goal=f"settle within {most_seconds:g} s",
@@ -336,16 +339,16 @@ class TestKit(Results):
         return self.clock.passed() - began
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within a job, for instance in a fake of a slow service.
+        """Let time pass within a job, for instance to simulate a slow service.
 
-        A job with `timeout_seconds` is interrupted at its timeout, like a waiting job in a worker.
+        A job with `timeout_seconds` is interrupted at its timeout, as in a worker.
         """
         if not self._stack:
             raise UsageError(reason=NO_JOB)
         self._stack[-1].spend(seconds)
 
     def _reject_in_job(self, what: str) -> None:
-        """End a run whose job calls a method that only tests may call."""
+        """End the run if a job calls a method that only tests may call."""
         if self._stack:
             self._stack[-1].fail(UsageError(reason=f"a job under test cannot {what}"))
 
@@ -355,16 +358,16 @@ class TestKit(Results):
         self._run()
 
     def _due(self) -> float | None:
-        """Return the time on the clock when something is due next, None for never."""
+        """Return the time on the clock at which a message is next due, or None."""
         if self._process is None:
-            return None  # the worker stopped: without a worker nothing becomes due
+            return None  # the worker stopped: without a worker, no message becomes due
         delayed = (self._world.store.next_due(), self._relay.next_due())
         moments = [self.clock.passed_at(each) for each in delayed if each is not None]
         due = min([self._process.due(), *moments])
         return None if due == inf else due
 
     def _next_due(self) -> float:
-        """Return the time on the clock when something or a timer is due next, inf for never."""
+        """Return the time on the clock at which a message or timer is next due, or inf."""
         due = self._due()
         timer = self._timers.next_due()
         moments = [inf if due is None else due]
@@ -388,7 +391,7 @@ class TestKit(Results):
                     self._keep_dead(process)
             if process is not self._process:
                 if process.alive:
-                    process.close()  # it lost its lease, and its last message has ended
+                    process.close()  # the worker lost its lease, and its last message has ended
             elif process.stopping is not None:
                 self._process = None
                 process.close()
@@ -402,19 +405,20 @@ class TestKit(Results):
         return self._process
 
     def _keep_dead(self, process: Process) -> None:
-        """Keep a dead process: its resources are only closed at the end of the test."""
+        """Keep a dead process until the end of the test, which closes its resources."""
         if process not in self._dead:
             self._dead.append(process)
         if self._process is process:
             self._process = None
 
     def crash(self, *, host: bool = False) -> None:
-        """Kill the worker as with kill -9: progress that was not recorded is lost.
+        """Kill the worker as with kill -9: unrecorded progress is lost.
 
-        Within a job it does not return. Outside of jobs, the next run begins with a new worker.
+        Within a job, this call does not return. Outside of jobs, the next run begins with a new
+        worker.
 
-        :param host: its parent dies as well, as when the machine fails: no process counts the
-            attempts of the messages in flight.
+        :param host: the parent process dies, too, as if the machine failed. Then no process counts
+            the attempts of the messages in flight.
         """
         process = self._stack[-1] if self._stack else self._process
         if process is None:
@@ -432,7 +436,7 @@ class TestKit(Results):
         nth: int = 1,
         host: bool = False,
     ) -> None:
-        """Kill the worker when it reaches a fault point the nth time from now on.
+        """Kill the worker when it reaches a fault point the nth time, counted from now.
 
         :param point: one of `qdo.testing.POINTS`; None counts all of them.
         :param queue: count only the points of this queue.
@@ -440,10 +444,10 @@ class TestKit(Results):
         self._world.faults.arm(lambda: self.crash(host=host), point, queue, nth)
 
     def lose_lease(self) -> None:
-        """End the session of the worker: its queues are free, but it does not know yet.
+        """End the session of the worker: its queues become free before the worker notices.
 
-        Within a job, the worker is frozen: others take over its queues and run until they are
-        idle. Only then does it continue, until the end of its message in flight.
+        Within a job, the worker is frozen. Other workers take over its queues and run until they
+        are idle. Then the frozen worker continues until the end of its message in flight.
         """
         process = self._stack[-1] if self._stack else self._process
         if process is None:
@@ -471,7 +475,7 @@ class TestKit(Results):
         self._run()
 
     def hand_over(self) -> None:
-        """Stop the worker cleanly, as for a deployment; the next run has a new one."""
+        """Stop the worker cleanly, as for a deployment. The next run has a new worker."""
         self._reject_in_job("hand over; to stop its worker, it can `raise qdo.Stop(reason)`")
         process = self._process
         if process is None:
@@ -487,7 +491,7 @@ class TestKit(Results):
         """Decide about failing messages, like `qdo retry-now`, `skip` and `dead-letters add`.
 
         :param which: positions of messages, "first" or "all".
-        :raises NotFailingError: no message fails or blocks the queue, or this one does not.
+        :raises NotFailingError: no message, or not the named message, fails or blocks the queue.
         :raises NotFoundError: no worker has ever owned the queue.
         """
         self._change(queue, lambda node: with_decision(node, queue, decision, which))
@@ -506,7 +510,7 @@ class TestKit(Results):
             self._process.gate.apply(self.holds.pauses)
 
     def _reach(self, point: Point, queue: str) -> None:
-        """Pass a fault point of a job that sends; sending from the test passes none."""
+        """Pass a fault point of a sending job; sending from the test has no fault points."""
         if self._stack:
             self._stack[-1].reach(point, queue)
 

@@ -1,8 +1,8 @@
 """The embedded broker's statements on a SQLite database in memory.
 
-A `MemoryStore` replaces the file of the embedded broker: it outlives the processes that use it.
-Several brokers on one store represent several processes that share one file. All of them use one
-connection, which sees uncommitted changes, so transactions hold `unforked` like all reads.
+A `MemoryStore` replaces the file of the embedded broker, and outlives the processes that use it.
+Several brokers on one store represent several processes that share one file. They use the same
+connection, which sees uncommitted changes. Therefore transactions and reads hold `unforked`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY = ":memory:"
 _SLACK = 10
 _NEXT_DUE = Query("SELECT min(due) FROM delayed", "I")
 
-# A locally administered address, which no network card has.
+# A locally administered MAC address, which no network card has.
 ID_NODE = 0x02_00_00_00_00_01
 
 _EMPTY = sqlite3.connect(MEMORY, check_same_thread=False)
@@ -44,24 +44,24 @@ Wake = Callable[[Iterable[str]], None]
 
 
 class MemoryStore:
-    """Holds the messages of any number of apps, for any number of `MemoryBroker` objects."""
+    """Holds the messages of one or more apps, for any number of `MemoryBroker` objects."""
 
     def __init__(self, clock: Callable[[], int] = position_now) -> None:
         self.clock = clock
         self.connection = sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
         with unforked:
             _EMPTY.backup(self.connection)
-        self.listeners: list[tuple[str, Wake]] = []  # of queues, each with its app
-        self.takers: list[tuple[str, Callable[[], None]]] = []  # of requests
+        self.listeners: list[tuple[str, Wake]] = []  # the listeners of queues, each with its app
+        self.takers: list[tuple[str, Callable[[], None]]] = []  # the listeners of requests
         self._seen = 0
-        self._dice = random.Random(0)  # tests repeat
+        self._dice = random.Random(0)  # tests are reproducible
 
     def new_id(self) -> str:
-        """Return an id for a message without a position. Every store yields the same sequence."""
+        """Return an id for a message without a position; every store returns the same sequence."""
         return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
 
     def next_due(self) -> float | None:
-        """Return the Unix time of the next delayed message; None without any."""
+        """Return the due time of the next delayed message, as Unix time, or None."""
         with unforked:
             (due,) = _NEXT_DUE.only(self.connection)
         return None if due is None else time_of_position(due)
@@ -140,7 +140,7 @@ class MemoryWriter:
 
 class _NoFile(ReplacedFileCheck):
     def check(self) -> None:
-        """Do nothing: memory is not replaced."""
+        """Do nothing: other programs cannot replace a database in memory."""
 
 
 _NO_FILE = _NoFile(MEMORY)
@@ -156,13 +156,13 @@ class MemoryBroker(SqliteBroker):
         self.requests = MemoryRequests(self)
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        return self.send_many(messages)  # there is nothing to wait for
+        return self.send_many(messages)  # memory has no commit to wait for
 
     def listen(self, wake: Wake) -> Callable[[], None]:
         store = self.writer.store
         store.move_due(self.writer)
         with unforked:
-            store.changed()  # earlier changes are not news for the listener
+            store.changed()  # the listener must ignore earlier changes
         return _registered(store.listeners, (self.writer.app, wake))
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""What a testing kit has in place of a fleet: limits, locks, pauses, streams, documents, outboxes,
-and the clock that sends the messages of timers."""
+"""Limits, locks, pauses, streams, documents, outboxes and timers of a testing kit."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class KitLimit:
-    """One limit of the kit. It allows everything until a test sets it."""
+    """A limit of the kit. It has no effect until a test sets it."""
 
     def __init__(self) -> None:
         self.max: int | None = None
@@ -54,9 +53,9 @@ class KitLimit:
 
 
 class KitShare:
-    """Replaces the `LimitShare` of a fleet: one limit as the engine of one process uses it.
+    """Replaces the `LimitShare` of a fleet: one limit, for the engine of one process.
 
-    Each process counts its own permits: no other gets those of one that has lost its lease.
+    Each process counts its own permits. If it loses its lease, no other process gets them.
     """
 
     fault: str | None = None
@@ -71,7 +70,7 @@ class KitShare:
 
     @property
     def why(self) -> str | None:
-        """Why the limit allows nothing at all, None if it does."""
+        """The reason why the limit allows no job at all, or None."""
         return "its max is 0" if self._limit.max == 0 else None
 
     def has_free(self) -> bool:
@@ -93,7 +92,7 @@ class KitShare:
         return False  # the kit reads `due` after each run
 
     def due(self) -> float:
-        """Return when a waiting caller can start, if it lacks only a token."""
+        """Return the time at which a waiting caller can start, if it lacks only a token."""
         now = self._clock()
         if not self.starts.waiting or self.starts.has_free(now):
             return float("inf")
@@ -101,7 +100,7 @@ class KitShare:
 
 
 class KitLimits:
-    """The limits of an app under test, as `qdo limits` sets those of a fleet."""
+    """The limits of an app under test, like `qdo limits` in a fleet."""
 
     valid = True
 
@@ -118,12 +117,13 @@ class KitLimits:
         rate: str | None = None,
         burst: int | None = None,
     ) -> None:
-        """Set a limit, like `qdo limits set`; without `max` and `rate` it allows everything.
+        """Set a limit, like `qdo limits set`. Without `max` and `rate`, the limit has no effect.
 
         :param rate: starts such as "50/s", "5/m" or "100/h", on the clock of the kit.
-        :param burst: starts in any window of burst / rate seconds; by default those of a second.
-        :raises UsageError: a value is invalid, or a job with several messages of a queue in
-            flight needs the limit: the kit cannot let these wait.
+        :param burst: maximum number of starts in burst / rate seconds; by default the starts of one
+            second.
+        :raises UsageError: a value is invalid; or a job that may have several messages of a queue
+            in flight needs the limit, because the kit cannot let such messages wait.
         """
         node = checked_terms(max, rate, burst)
         for job in self._app.jobs:
@@ -141,7 +141,7 @@ class KitLimits:
         return {name: KitShare(self._limit(name), self._clock) for name in sorted(names)}
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Take a permit for `App.limit`; return the function that returns it, None for none."""
+        """Take a permit for `App.limit`; return the function that returns the permit, or None."""
         # No caller waits, because no other process returns a permit.
         limit = self._limit(name)
         if not limit.has_free(0, self._clock()):
@@ -201,18 +201,18 @@ class MemoryLocks:
 
 
 class KitPauses:
-    """The paused queues of a kit, like those of a fleet after `qdo pause`."""
+    """The paused queues of a kit, like `qdo pause` in a fleet."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.pauses: list[Pause] = []
         self._on_change = on_change
 
     def pause(self, *queues: str, reason: str = "") -> None:
-        """Start no message of queues that match one of these globs, until `resume`."""
+        """Pause the queues that match one of these globs until `resume`."""
         self.replace([*self.pauses, new_pause(queues, reason)])
 
     def resume(self, *queues: str) -> None:
-        """End the pause with exactly these globs, or all pauses without any."""
+        """End the pause with exactly these globs; without globs, end all pauses."""
         left = [each for each in self.pauses if queues and set(each.queues) != set(queues)]
         if queues and len(left) == len(self.pauses):
             paused = ", ".join(repr(" ".join(each.queues)) for each in self.pauses) or "none"
@@ -228,13 +228,13 @@ class KitPauses:
 
 
 class KitStreams:
-    """The shards of an app under test, as `qdo streams` divides those of a fleet."""
+    """The shards of an app under test, like `qdo streams` in a fleet."""
 
     def __init__(self, store: StreamStore) -> None:
         self._store = store
 
     def split(self, shard: str, at: str | None = None) -> list[str]:
-        """Divide a shard of a stream, like `qdo streams split`; return the names of its children.
+        """Split a shard of a stream, like `qdo streams split`; return the names of its children.
 
         >>> kit.streams.split("user.40-80", at="60")
         ['user.40-60', 'user.60-80']
@@ -244,9 +244,9 @@ class KitStreams:
         return self._reshard(split(self._store.shards(), shard, at))
 
     def merge(self, *shards: str) -> str:
-        """Let neighbors of a stream become one, like `qdo streams merge`; return its name.
+        """Merge neighboring shards, like `qdo streams merge`; return the name of the new shard.
 
-        :raises ShardStateError: one of them is sealed.
+        :raises ShardStateError: one of the shards is sealed.
         """
         return self._reshard(merge(self._store.shards(), *shards))[0]
 
@@ -307,7 +307,7 @@ class MemoryDocuments:
 class KitRelay:
     """Sends the messages of an app's outboxes to the broker of a kit.
 
-    A test may run without the database of the outbox: the kit only logs errors, as a worker does.
+    A test may run without the database of the outbox: like a worker, the kit only logs errors.
     """
 
     def __init__(self, app: App, broker: Broker) -> None:
@@ -331,14 +331,14 @@ class KitRelay:
         return moved > 0
 
     def next_due(self) -> float | None:
-        """Return the Unix time at which the next delayed row is due, None without one."""
+        """Return the Unix time at which the next delayed row is due, or None."""
         working = [each for each in self._app.outboxes if str(each.table.name) not in self._failed]
         dues = [each.next_due() for each in working]
         return min((due for due in dues if due is not None), default=None)
 
 
 class KitTimers:
-    """Sends the messages of an app's timers, from the time at which the kit is opened."""
+    """Sends the messages of an app's timers, starting when the kit is opened."""
 
     def __init__(self, app: App, clock: Clock, backlog: Callable[[str], Backlog]) -> None:
         self._app = app
@@ -347,11 +347,11 @@ class KitTimers:
         self._sent_until = clock.now
 
     def next_due(self) -> float | None:
-        """Return the Unix time of the next occurrence, None without timers."""
+        """Return the Unix time of the next occurrence, or None without timers."""
         return min((e.after(self._sent_until) for e in self._app.timers.values()), default=None)
 
     def send(self) -> bool:
-        """Send what is due; return whether anything was sent."""
+        """Send the messages of due timers; return whether there were any."""
         begin = self._sent_until
         self._sent_until = self._clock.now + TOLERANCE_SECONDS
         due = []

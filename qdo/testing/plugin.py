@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def qdo_kit() -> Iterator[Callable[..., TestKit]]:
     """Make a `qdo.testing.TestKit`: ``kit = qdo_kit(app)``, with the parameters of `TestKit`.
 
-    Each is closed at the end of the test. The test fails if a requested crash or lost lease has
-    not happened: it has not tested its subject. It also fails if messages remain without a job.
+    The fixture closes each kit at the end of the test. The test fails if a requested crash or lost
+    lease has not happened, or if messages remain without a job.
     """
     from qdo.testing.kit import TestKit
 

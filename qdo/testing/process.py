@@ -1,8 +1,8 @@
 """One worker process of a testing kit: the engine of a worker, run step by step.
 
-Dispatcher, pipeline, outcomes and policies are those of every worker. Their surroundings are
-replaced: greenlets by a list of calls, the broker and the coordinator by ones in memory. Fault
-points are between the steps; the engine itself has none.
+It uses the dispatcher, pipeline, outcomes and policies of every worker. A list of calls replaces
+the greenlets, and memory replaces the broker and the coordinator. Fault points are between the
+steps, not in the engine.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from qdo.worker.pools.duty import PoolDuty
 
 # The kit keeps the session alive: a lease ends only when the test ends it.
 LEASE_SECONDS = 1e9
-# How long greenlets may take to store ends of requests in memory.
+# Maximum time for greenlets to store the ends of requests in memory.
 JOIN_SECONDS = 10.0
-# Tolerance: a Unix time as a float has an error of less.
+# Tolerance. The error of a Unix time as a float is smaller.
 SLACK_SECONDS = 1e-6
 NEVER_RESUMED = (
     "waits in `pause`, and no job resumes it; in a TestKit, a job must do so, for instance that of"
@@ -55,14 +55,14 @@ GIVE_UP = (
 
 
 class KitRegistration(NamedTuple):
-    """A member, as far as pools need one."""
+    """The part of a member that pools need."""
 
     name: str
     lease: Lease
 
 
 class KitPools:
-    """Takes requests, and gives back what earlier processes had."""
+    """Takes requests, and releases the requests of earlier processes."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class KitPools:
         self._duty = PoolDuty(
             app, store, *parts, lambda pool: True, self._current, lambda: clock.now
         )
-        for owner in store.owners():  # as the leader does for workers that are gone
+        for owner in store.owners():  # as the leader does for lost workers
             store.give_back(owner)
         self._woken = True
         self._heard_at = 0.0
@@ -88,12 +88,12 @@ class KitPools:
         self._woken = True
 
     def hear(self) -> None:
-        """Claim new pools, and wake those whose requests may be taken, or were marked."""
+        """Claim new pools; wake pools that have available or marked requests."""
         now = self._clock.now + SLACK_SECONDS
         if self._woken or self._duty.due(self._heard_at) <= now:
             self._woken = False
             self._heard_at = now
-            self._duty.step(at_once=True)  # the time may stand still
+            self._duty.step(at_once=True)  # the clock may not move
 
     def due(self) -> float:
         return self._clock.passed_at(self._duty.due(self._heard_at))
@@ -103,7 +103,7 @@ class KitPools:
         return found is not None and found.asks
 
     def store_ends(self) -> None:
-        """Let the greenlets run that store how requests ended."""
+        """Run the greenlets that store the ends of requests."""
         self._duty.join(JOIN_SECONDS)
 
     def lose(self) -> None:
@@ -112,17 +112,17 @@ class KitPools:
         self._duty.step()
 
     def drain(self) -> None:
-        """Put back what was not started."""
+        """Return the requests that were not started."""
         self._duty.drain()
         self.store_ends()
 
 
 class Process:
-    """One worker process; it receives the engine's reports in place of a coordinator member.
+    """A worker process, which receives the engine's reports in place of a coordinator member.
 
     :ivar alive: False after it was killed; its actions then have no effect.
-    :ivar stopping: why it releases its queues, None while it does not.
-    :ivar running: it is on the stack: a job may be running.
+    :ivar stopping: why it releases its queues, or None if it does not.
+    :ivar running: the process is on the stack, so a job may be running.
     """
 
     is_pool = False
@@ -178,7 +178,7 @@ class Process:
         self._woken(self._broker.catalog.names())
 
     def run(self) -> None:
-        """Run turns until no queue is ready, or this process ends; see `TestKit.run_until_idle`."""
+        """Run turns until no queue is ready or this process ends, see `TestKit.run_until_idle`."""
         self.running = True
         self._pipeline.limits.changed()
         try:
@@ -192,7 +192,7 @@ class Process:
             raise self._fault
 
     def _step(self) -> bool:
-        """Run turns of one call of the list; return whether there was one."""
+        """Make the next call of the list, or open shards; return whether there was one to make."""
         self._hear()
         self._dispatcher.tick()
         if self._spawned:
@@ -203,29 +203,29 @@ class Process:
         return bool(opened)
 
     def paused(self, request: str) -> None:
-        """Run what else can run, until one of these jobs resumes or cancels a paused request."""
+        """Run other jobs until one of them resumes or cancels a paused request."""
         while self._pools.is_paused(request):
             if not self._step():
                 self.fail(UsageError(reason=f"request {request!r} {NEVER_RESUMED}"))
 
     def due(self) -> float:
-        """Return the time on the clock when a waiting queue resumes; `inf` for never."""
+        """Return the time on the clock at which a waiting queue resumes, or `inf`."""
         slots = self._dispatcher.slots.values()
         starts = min([self._pools.due(), *(share.due() for share in self._limits.values())])
         if not any(slot.waits_for_key for slot in slots):
             return min(starts, self._dispatcher.due())
-        # No passing of time brings a missing key.
+        # A missing key does not appear by waiting.
         return min([starts, *(slot.alarm for slot in slots if not slot.waits_for_key)])
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the running job; meanwhile the progress of turns is recorded."""
+        """Let time pass within the running job; record the progress of turns during this time."""
         self._executor.spend(seconds)
         if seconds >= self._world.settings.checkpoint_seconds:
             self._dispatcher.note_progress()
             self._checkpoint()
 
     def fail(self, fault: Exception) -> NoReturn:
-        """End the run with an error of the test, not of the job."""
+        """End the run with an error for the test, not for the job."""
         self._fault = fault
         self.alive = False
         raise Crashed
@@ -256,7 +256,7 @@ class Process:
         self._world.note(event, self._fences.get(event.queue, 0), now - began, body)
         slot = self._dispatcher.slots.get(event.queue)
         if event.queue in self._news and slot is not None and slot.lanes is not None:
-            slot.lanes.wake()  # the next message may be a more urgent one
+            slot.lanes.wake()  # the next message may be more urgent
 
     def _woken(self, queues: Iterable[str]) -> None:
         self._news.update(queues)
@@ -266,7 +266,7 @@ class Process:
         self._pools.unlisten()
 
     def _hear(self) -> None:
-        """Claim new queues, and wake those with new messages."""
+        """Claim new queues, and wake queues with new messages."""
         hidden = {each.queue for each in self._broker.streams.resharded() if each.hidden}
         news = sorted(self._news - hidden)
         self._news.clear()
@@ -277,7 +277,7 @@ class Process:
         self._pools.hear()
 
     def _between_turns(self) -> None:
-        """Do the work of a worker's other greenlets: checkpoints, wake-ups, shutdown."""
+        """Do the work of a worker's other greenlets: checkpoints, wakeups, shutdown."""
         if not self.alive:
             raise Crashed
         self._pools.store_ends()
@@ -322,7 +322,7 @@ class Process:
         self.reach("after-release", claim.queue)
 
     def _write(self, owned: Owned, node: QueueNode) -> bool:
-        """Write a queue node, unless the lease was lost at the last point."""
+        """Write a queue node, unless the lease was lost at the last fault point."""
         if not self._world.record.write(owned.queue, node, self.name):
             return False
         owned.node = node
@@ -348,12 +348,12 @@ class Process:
         return claim
 
     def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages of a queue, which this process claims if it is new."""
+        """Cancel messages of a queue; claim a new queue first."""
         self._hear()
         return self._pipeline.cancellations(self._dispatcher.slots).cancel(queue, positions)
 
     def moved(self, queue: str, node: QueueNode) -> None:
-        """Continue with a queue node that an operator changed."""
+        """Continue with the queue node that an operator changed."""
         owned = self._owned.get(queue)
         if owned is None or owned.claim is None:
             return
@@ -376,7 +376,7 @@ class Process:
         self._world.record.free(self.name)
 
     def drain(self) -> None:
-        """Release every queue cleanly; the process may die meanwhile."""
+        """Release every queue cleanly. The process may die before the end."""
         try:
             self._release()
         except Crashed:
@@ -392,7 +392,7 @@ class Process:
         self._pools.drain()
 
     def die(self, reason: str) -> None:
-        """Die as after kill -9; count an attempt of the messages in flight if there is a reason."""
+        """Die as after kill -9; with a reason, count an attempt of each message in flight."""
         self.alive = False
         self._unlisten()
         if reason:

@@ -1,4 +1,4 @@
-"""The state that outlives the processes of a testing kit: attempts, and the nodes of its queues."""
+"""The state that outlives the processes of a testing kit: attempts and queue nodes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from qdo.testing.memory_fleet import KitLimits, KitPauses
 
 
 class MemoryCoordinator:
-    """The queue nodes of an app, as bytes. It has no rules of its own, and needs no transactions:
-    there is one thread, and each change is one step.
-    """
+    """The queue nodes of an app, as bytes. It has no transactions, because there is one thread."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, bytes] = {}
@@ -52,7 +50,7 @@ class MemoryCoordinator:
         return fence, self.node(queue)
 
     def write(self, queue: str, node: QueueNode, worker: str) -> bool:
-        """Write a node for its owner; return False if another worker owns the queue now."""
+        """Write a node for the owner; return False if another worker owns the queue."""
         if self.node(queue).owner != worker:
             return False
         self._write(queue, node)
@@ -65,7 +63,7 @@ class MemoryCoordinator:
                 self._write(queue, node.owned_by(""))
 
     def count_crash(self, in_flight: Iterable[InFlight], reason: str) -> None:
-        """Add an attempt to each message that was in flight in a dead process."""
+        """Count an attempt of each message that was in flight in a dead process."""
         for each in in_flight:
             node = self.node(each.queue)
             marked = marked_node(node, each, reason) if node.owner == each.worker else None
@@ -88,13 +86,13 @@ class MemoryCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that ended.
+    """An ended attempt.
 
-    :ivar body: the body that the job got; the original bytes if they cannot be decoded.
+    :ivar body: the body that the job got; the original bytes if decoding failed.
     :ivar outcome: "done", "retry", "wait", "dead-letter", "skip", "block", "stop" or "lost".
-    :ivar error: the error as one line; None if the job returned.
+    :ivar error: the error on one line; None if the job returned.
     :ivar seconds: how long the job ran on the clock of the kit.
-    :ivar worker: name of the worker; a worker that takes over has another name.
+    :ivar worker: name of the worker. Its successor has another name.
     """
 
     queue: str
@@ -115,7 +113,7 @@ class State:
     """One app, its messages, and their recorded progress.
 
     :ivar chance: returns the random numbers of backoffs, from 0 to 1.
-    :ivar most: maximum number of jobs that a run may start, of which `left` remain.
+    :ivar most: maximum number of jobs that a run may start; `left` is the rest.
     """
 
     app: App
@@ -140,7 +138,7 @@ class State:
         self.limits = KitLimits(self.app, self.clock.passed)
 
     def busiest(self) -> str:
-        """Describe the queue with most attempts in an endless run, for an error."""
+        """Describe the queue with the most attempts in an endless run, for an error message."""
         recent = self.attempts[-self.most :]
         ((queue, count),) = Counter(each.queue for each in recent).most_common(1) or [("", 0)]
         last = next((each for each in reversed(recent) if each.queue == queue), None)
@@ -168,7 +166,7 @@ class State:
         return job is not None and job.pool
 
     def note(self, event: Event, fence: int, seconds: float, body: Any) -> None:
-        """Keep an attempt; `body` is that of a request as its job got it."""
+        """Keep an attempt; `body` is the body of a request, as the job got it."""
         key = None
         if not self.is_pool(event.queue):
             (row,) = self.broker.reader(event.queue, event.position - 1).fetch(1)
@@ -191,7 +189,7 @@ class State:
         self.attempts.append(attempt)
 
     def body_of(self, queue: str, row: Row) -> Any:
-        """Return the body as a job gets it, or the bytes if it cannot be decoded."""
+        """Return the decoded body, or the bytes if decoding fails."""
         opener = opener_of(self.settings, self.app.name, self.broker.stream_of)
         if opener is not None:
             with contextlib.suppress(BodyDecodeError, KeyMissingError):

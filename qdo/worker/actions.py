@@ -30,9 +30,9 @@ from qdo.worker.runs import Runs
 
 _log = logging.getLogger(__name__)
 
-# The innermost frames of a stack that are shown.
+# Number of innermost frames shown of a stack.
 MAX_FRAMES = 60
-# The class `greenlet.greenlet`: callbacks of gevent's hub are greenlets without being its own.
+# The class `greenlet.greenlet`. Callbacks of gevent's hub are greenlets of this class only.
 _GREENLET: Any = gevent.Greenlet.__mro__[-2]
 
 _Key = tuple[str, tuple[tuple[str, int, str], ...]]
@@ -73,8 +73,8 @@ class OwnActions:
 
     def _drain(self, args: Values, finish: Finish) -> Result:
         if self._ask_parent is not None:
-            self._ask_parent(names.DRAIN)  # which sends SIGTERM, and starts no other process
-        elif not self._stop.signals:  # a second one would abort the jobs
+            self._ask_parent(names.DRAIN)  # the parent sends SIGTERM and starts no replacement
+        elif not self._stop.signals:  # a second signal would abort the jobs
             self._stop.signal()
         return Result("draining")
 
@@ -104,7 +104,7 @@ class OwnActions:
         seconds = names.seconds_of(args)
         restore = logs.set_level(level)
         if self._restore_level is None:
-            self._restore_level = restore  # a later change leads back to the same levels
+            self._restore_level = restore  # a later change restores the same levels
         if self._level_timer is not None:
             self._level_timer.kill(block=False)
         self._level_timer = gevent.spawn_later(seconds, self._end_log_level)
@@ -117,7 +117,7 @@ class OwnActions:
         self._level_timer = None
         settings = self._in_force.now
         if not settings.log_config:
-            logs.set_level(settings.log_level)  # live settings may have changed it meanwhile
+            logs.set_level(settings.log_level)  # live settings may have changed the level
         elif restore is not None:
             restore()
         _log.info("the log has its configured level again")
@@ -133,14 +133,14 @@ def _stacks(args: Values, finish: Finish) -> Result:
 
 def all_stacks() -> str:
     """Return the stacks of this process: running jobs first, equal stacks once."""
-    # Without the values of variables, which may be bodies of messages.
+    # Omit the values of variables, which may be bodies of messages.
     counts = Counter(_key(what, frame) for what, frame in _frames())
     order = sorted(counts, key=lambda key: (not key[0].startswith("job"), -counts[key], key))
     return "\n".join(_shown(key, counts[key]) for key in order)
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
-    """Yield the stacks of all threads but this greenlet, and of greenlets that do not run."""
+    """Yield the stacks of all threads, without this greenlet, and of waiting greenlets."""
     own = sys._getframe()
     names = {each.ident: each.name for each in threading.enumerate()}
     current = threading.get_ident()
@@ -149,7 +149,7 @@ def _frames() -> Iterator[tuple[str, FrameType]]:
             name = "main" if ident == current else names.get(ident, str(ident))
             yield f"thread {name}", frame
     for found in gc.get_objects():
-        if issubclass(type(found), _GREENLET):  # `isinstance` asks the object, which may lie
+        if issubclass(type(found), _GREENLET):  # `isinstance` would ask the object, which may lie
             frame = found.gr_frame
             if frame is not None and not _contains(frame, own):
                 yield "greenlet", frame

@@ -61,22 +61,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """The surroundings of a worker process; the defaults are for a worker without a parent."""
+    """The environment of a worker process; the defaults are for a worker without a parent."""
 
     # The app as MODULE:APP, which jobs with the executor "process" import; "" if the app was built
     # around the job named in the settings; None if its origin is unknown.
     target: str | None = None
     # Shared table of the messages in flight. The parent reads it after a crash.
     in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
-    # Shared store of the receipt handles held at the broker, for the same purpose.
+    # Shared store of receipt handles held at the broker. The parent reads it after a crash.
     receipts: SharedReceiptStore | None = None
     metrics: MetricsPage = field(default_factory=MetricsPage)
     # Queue and receipt handle of each message that dead processes held. The worker releases them,
     # see `Broker.release`.
     left: Sequence[tuple[str, str]] = ()
-    # The worker replaces a process that ran before. Queues that suit no job then do not stop it.
+    # Whether the worker replaces an earlier process. Incompatible queues then do not stop it.
     restarted: bool = False
-    # The processes that it replaces, see `WorkerReport`.
+    # The processes that the worker replaces, see `WorkerReport`.
     deaths: tuple[tuple[int, float, str], ...] = ()
     # Asks the parent for an action by its name; None without a parent.
     ask_parent: Callable[[str], None] | None = None
@@ -88,8 +88,8 @@ class ProcessContext:
 def filter_of(app: App, settings: Settings) -> QueueFilter:
     """Return the filter of a worker: it takes the queues of its settings that have a job.
 
-    If the globs of the jobs are too long to announce, it also takes queues without a job. A pool
-    is not a queue: a message that was sent to its name waits.
+    If the globs of the jobs are too long to announce, it also takes queues without a job. A pool is
+    not a queue: a message sent to the name of a pool waits.
     """
     globs = sorted(job.queues for job in app.jobs if not job.pool)
     pools = {job.queues for job in app.jobs if job.pool} - {*settings.exclude}
@@ -109,7 +109,7 @@ def filter_of(app: App, settings: Settings) -> QueueFilter:
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """The parts of a worker whose broker is open; None what its app or settings do not need."""
+    """The parts of a worker with an open broker; None for parts that its app does not need."""
 
     broker: Broker
     takes: QueueFilter
@@ -124,7 +124,7 @@ class WorkerParts:
 
 
 class WorkerBuilder:
-    """Builds one worker: in the constructor what needs no broker, and the rest once it is open."""
+    """Builds one worker. Only the constructor's parts need no open broker."""
 
     def __init__(
         self, app: App, settings: Settings, process: ProcessContext, members: MemberFactory
@@ -148,11 +148,11 @@ class WorkerBuilder:
             publish=self._status_due.set,
         )
         self.live.in_force.on_change(LogLevelFollower(settings).changed)
-        # One dict for all: executors and the listener look into it before there is a dispatcher.
+        # Shared dict: executors and the listener use it before the dispatcher exists.
         self._slots: dict[str, Slot] = {}
 
     def _may_start(self, message: Message) -> bool:
-        """Return whether a message of a turn under way may (still) be started; for any thread."""
+        """Return whether a message of a running turn may still be started; for any thread."""
         slot = self._slots.get(message.queue)
         claim = None if slot is None else slot.claim
         if claim is None or not claim.open or claim.fence != message.fence:
@@ -227,7 +227,7 @@ class WorkerBuilder:
     ) -> PoolDuty | None:
         if not any(job.pool for job in self.app.jobs):
             return None
-        # Most apps have none: their workers need no memory for its modules.
+        # Most apps have no pools, so their workers should not load these modules.
         from qdo.worker.pools.duty import PoolDuty
 
         return PoolDuty(
@@ -241,7 +241,7 @@ class WorkerBuilder:
         )
 
     def build_duties(self, parts: WorkerParts) -> list[Duty]:
-        """Make the duties: a new periodic task of a worker is one more line here."""
+        """Make the duties. Each new periodic task of a worker adds a line here."""
         return [
             self._membership(parts),
             QueueAlarms(parts.dispatcher, self._alarms_changed),
@@ -301,7 +301,7 @@ class WorkerBuilder:
                 self.app,
             )
         if self.app.outboxes:
-            # Imports SQLAlchemy, which not every app has.
+            # Import late: this imports SQLAlchemy, which not every app has.
             from qdo.worker.duties.outbox_relay import Relay
 
             yield Relay(self.app.outboxes, broker, self.current)

@@ -1,4 +1,4 @@
-"""Why a worker stops, and steps 2 and 3 of its shutdown (see `worker`)."""
+"""The reasons for a worker's stop, and steps 2 and 3 of its shutdown (see `worker`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
-# Time limit for aborted jobs to end and for the releases after them.
+# Time limit for the ends of aborted jobs and for the following releases.
 ABORT_SECONDS = 3.0
 NAMES_SHOWN = 20
 
@@ -27,8 +27,8 @@ NAMES_SHOWN = 20
 class Drain:
     """Finishes the messages in flight for at most `seconds`, and releases all queues.
 
-    :param wakeup: set when a turn ended or a stop signal arrived.
-    :param aborted: returns whether a second stop signal arrived.
+    :param wakeup: set when a turn ends or a stop signal arrives.
+    :param aborted: returns whether a second stop signal has arrived.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Drain:
     def run(self, member: Member | None, session_lost: bool = False) -> bool:
         """Finish and release; return whether all messages are finished and recorded.
 
-        :param member: None without a registration: then only jobs of lost queues may be running.
-        :param session_lost: whether the end of the session took the registration away.
+        :param member: None without a registration, when only jobs of lost queues may be running.
+        :param session_lost: whether the end of the session ended the registration.
         """
         self._member = member
         self._session_lost = session_lost
@@ -57,7 +57,7 @@ class Drain:
         )
         if member is not None:
             member.drain()
-            # Queues are released one by one, while other messages are still running.
+            # Release queues one by one, while other messages are still running.
             self._released = gevent.spawn(member.wait_released, self._seconds + ABORT_SECONDS)
             self._released.rawlink(lambda _: self._wakeup.set())
         self._wait(self._seconds, self._aborted)
@@ -74,7 +74,7 @@ class Drain:
         return (released is None or released.ready()) and not self._dispatcher.runners
 
     def _log_released(self) -> bool:
-        """Log how the drain ended; return whether all progress is recorded."""
+        """Log the result of the drain; return whether all progress is recorded."""
         if self._session_lost:
             _log.warning(
                 "step 3: the coordinator session was lost before; the next owners of its queues"
@@ -129,7 +129,7 @@ class Drain:
         self._log_unreleased()
 
     def _log_unreleased(self) -> bool:
-        """Log the queues that are not released; return whether there are any."""
+        """Log the unreleased queues; return whether there are any."""
         queues = [] if self._member is None else self._member.unreleased()
         if queues:
             _log.warning(
@@ -140,13 +140,13 @@ class Drain:
 
 
 class StopSignals:
-    """Why and how urgently a worker should stop.
+    """The reason and the urgency of a worker's stop.
 
     :ivar signals: number of stop signals: 1 drains, 2 aborts running jobs, 3 exits immediately.
-    :ivar finished: the worker has reached a limit, or with `burst` the end of all queues.
-    :ivar dead_thread: name of a native thread that died and that the worker needs.
-    :ivar wakeup: set with each signal, and by other parts, to make the main greenlet look.
-    :param exit: ends the process at once; None: nothing does.
+    :ivar finished: whether the worker has reached a limit, or with `burst` the end of all queues.
+    :ivar dead_thread: name of a native thread that the worker needs and that died.
+    :ivar wakeup: set at each signal, and by other parts, to wake the main greenlet.
+    :param exit: ends the process at once; None if the process cannot be ended so.
     """
 
     def __init__(self, exit: Callable[[int], object] | None = None) -> None:
@@ -159,7 +159,7 @@ class StopSignals:
         self._open = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Wake the event loop of this thread from now on; other threads' calls run on it."""
+        """Let calls from other threads wake this thread's event loop, on which they run."""
         self._async = gevent.get_hub().loop.async_()
         self._async.start(self.wakeup.set)
         self._open.enter_context(reported_deaths(self._thread_died))
@@ -173,7 +173,7 @@ class StopSignals:
         self._async = None
 
     def signal(self) -> None:
-        """Count a stop signal. Only sets flags: for signal handlers, and any thread."""
+        """Count a stop signal; for signal handlers and any thread, because it only sets flags."""
         self.signals += 1
         if self._async is not None:
             self._async.send()
@@ -184,8 +184,8 @@ class StopSignals:
             self._async.send()
 
     def request(self, reason: str) -> None:
-        """Drain because a job requested it, unless the worker drains already."""
-        if not self.signals:  # a second one would abort the jobs
+        """Drain at the request of a job, unless the worker is already draining."""
+        if not self.signals:  # a second signal would abort the jobs
             _log.warning("a job requested that this worker stops: %s", reason)
             self.signal()
 
@@ -206,8 +206,8 @@ class StopSignals:
 
     def exit_if_stuck(self, under_way: int) -> None:
         """Exit the process if jobs still run in threads, which cannot be stopped."""
-        # Closing the session would free their queues while their messages still run. The parent
-        # closes it after it has reaped this process.
+        # Closing the session would free queues whose messages still run. The parent closes the
+        # session after it has reaped this process.
         if under_way and self._exit is not None:
             _log.error(
                 "%s did not stop; exiting immediately without closing the job context. The parent"

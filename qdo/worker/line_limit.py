@@ -1,7 +1,7 @@
-"""Rate-limit log lines per queue and per sentence.
+"""Limit the rate of log lines per queue and per sentence.
 
 Messages that fail a thousand times a second neither fill the disk nor hide the lines about other
-queues. Thousands of queues whose broker is away share their lines.
+queues. Thousands of queues with an unreachable broker share their lines.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import gevent
 
-# Lines about one queue in one second.
+# Maximum lines about one queue in one second.
 LINES = 10
-# Lines with the same sentence, about any queues, in one second.
+# Maximum lines with the same sentence in one second, about all queues.
 LIKE_LINES = 100
 WINDOW_SECONDS = 1.0
 # Loggers with lines about single messages. The first argument of each line names the queue.
@@ -34,8 +34,8 @@ QUEUE_LOGGERS = (
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
     "qdo.coordination.protocol.rebalancer",
 )
-# Loggers with lines about a broker that fails, or a thread that cannot start: every queue would
-# repeat them every 5 s.
+# Loggers with lines about a failing broker or a thread that cannot start. Every queue would repeat
+# these lines every 5 s.
 BROKER_LOGGERS = (
     "qdo.worker.engine.ends.broker",
     "qdo.brokers.kinesis.reader",
@@ -57,19 +57,19 @@ class _Window:
 
 
 def queue_of(record: logging.LogRecord) -> str:
-    """Return the place that a line of `MESSAGE_LOGGERS` names first."""
+    """Return the queue that a line of `MESSAGE_LOGGERS` names first."""
     return str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
 
 
 def sentence_of(record: logging.LogRecord) -> str:
-    """Return the text of a line without its arguments, "" for a line that has none."""
+    """Return the text of a line without its arguments, "" if it has no arguments."""
     return str(record.msg) if record.args else ""
 
 
 class LineLimit(logging.Filter):
-    """Passes the first `most` lines of a kind in each second, then one with the number left out.
+    """Passes the first `most` lines of a kind in each second, then a line with the omitted number.
 
-    :param kind: returns the key by which lines are counted together, "" for a line that passes.
+    :param kind: returns the key by which lines are counted, "" for an unlimited line.
     """
 
     def __init__(

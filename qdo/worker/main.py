@@ -1,16 +1,16 @@
 """The entry point of a worker process: ``python -m qdo.worker.main``, started by `qdo-worker`.
 
-Its input is JSON in the environment variable QDO_CHILD, which `ChildProcess` writes. Pipe and
-shared memories are descriptors that it inherits; the target is MODULE:APP or null.
+Its input is JSON in the environment variable QDO_CHILD, which `ChildProcess` writes. The process
+inherits the descriptors of the pipe and the shared memories. The target is MODULE:APP or null.
 
-gevent patches the process before any other import, above all before the app is imported.
+gevent patches the process before any other import, especially the import of the app.
 
-SIGTERM or SIGINT drains; the second one aborts running jobs and releases; the third exits.
+The first SIGTERM or SIGINT drains, the second aborts running jobs and releases, and the third
+exits.
 
-When the parent dies the worker drains and exits. Without a parent, nothing would restart it or
-close its session after a kill -9. The init system watches the parent, believes that the service
-is down, and starts another one beside it. The queues of this worker go to other workers, and
-nothing is repeated.
+When the parent dies, the worker drains and exits. Without a parent, no process would restart it or
+close its session after a kill -9. The init system watches the parent, considers the service down,
+and starts another instance. The queues of this worker go to other workers, and nothing is repeated.
 
 Exit codes: 0 stopped cleanly, 1 a job could not be finished or a part died, 2 usage or settings,
 3 coordinator or broker cannot be reached at the start, 5 a right is missing.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qdo.settings.settings import Settings
     from qdo.worker.worker import ProcessContext, Worker
 
-# This module is run as a program, where its `__name__` says nothing.
+# Python runs this module as a program, so `__name__` is not its name.
 LOG_NAME = "qdo.worker.main"
 
 
@@ -40,8 +40,8 @@ def main() -> int:
     """Run a worker process with the input in its environment; return the exit code."""
     _patch()
     del sys.argv[1:]  # the process title is for `ps`, not for the app
-    # Remove it from the environment: settings may hold secrets, which processes started by the
-    # app must not inherit.
+    # Remove the variable from the environment, because processes that the app starts must not
+    # inherit secrets in the settings.
     child = json.loads(os.environ.pop("QDO_CHILD"))
     pipe = socket.socket(fileno=child["pipe"])
     os.set_inheritable(pipe.fileno(), False)
@@ -59,13 +59,13 @@ def _patch() -> None:
 
     from gevent import monkey
 
-    # gevent looks for plugins at each of 20 events, and Python reads the metadata of all installed
-    # packages each time: 240 ms with 133 packages, 40 ms when they are read once.
+    # gevent looks for plugins at each of 20 events, and each time Python reads the metadata of all
+    # packages. With 133 packages this takes 240 ms; reading them once takes 40 ms.
     look = metadata.entry_points
     metadata.entry_points = look().select
     try:
-        # gevent's queues and events fail when threads share them. Python's are made of locks, and
-        # gevent's locks work between threads whose event loops run.
+        # gevent's queues and events fail when threads share them. Python's queues and events use
+        # locks, and gevent's locks work between threads whose event loops run.
         monkey.patch_all(queue=False)
     finally:
         metadata.entry_points = look
@@ -74,8 +74,8 @@ def _patch() -> None:
     class ThreadsEvent(python_event):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            # Not of a Lock: gevent lets other greenlets run when `set` looks whether it is held,
-            # even in a process that was forked a moment ago.
+            # Not a Lock: when `set` checks a Lock, gevent lets other greenlets run, even in a new
+            # fork.
             self._cond = threading.Condition(threading.RLock())
 
     patched: Any = queue
@@ -85,7 +85,7 @@ def _patch() -> None:
 
 
 def _run(child: dict[str, Any], pipe: socket.socket) -> int:
-    # Import late: gevent has to patch first.
+    # Import late, because gevent must patch first.
     import logging
 
     from qdo.errors import QdoError
@@ -109,7 +109,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     try:
         return _work(settings, child, pipe)
     except QdoError as error:
-        # Without a reader of stderr the exit code is all that says that a restart cannot help.
+        # If nobody reads stderr, only the exit code says that a restart cannot help.
         with contextlib.suppress(OSError):
             print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
         _report_failure(settings, child, pipe, error)
@@ -123,7 +123,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
 def _report_failure(
     settings: Settings, child: dict[str, Any], pipe: socket.socket, error: Exception
 ) -> None:
-    """Send the parent the files to watch: a developer will fix the error in one of them."""
+    """Send the parent the files to watch, in which a developer may fix the error."""
     if settings.reload:
         from qdo.worker.parent_link import app_files, failure_files, send_files
 
@@ -178,7 +178,7 @@ def _context(
         os.close(fd)
     return ProcessContext(
         target=child["target"] or "",
-        # There may be as many turns under way as lanes.
+        # As many turns as lanes may run at once.
         in_flight=InFlightTable(2 * settings.concurrency, child.get("in_flight")),
         receipts=SharedReceiptStore(child.get("receipts")),
         metrics=MetricsPage(child.get("metrics")),
@@ -191,10 +191,10 @@ def _context(
 
 
 class _StopCount:
-    """Counts requests to stop that come twice: as a signal, and from the parent over its socket."""
+    """Counts stop requests, each of which comes twice: as a signal and over the parent's socket."""
 
-    # The signal reaches a process whose event loop is blocked, the socket one whose handler of the
-    # signal was replaced. So each counts by itself, and the larger number is in force.
+    # The signal reaches a process with a blocked event loop. The socket reaches a process with a
+    # replaced signal handler. Each is counted separately, and the larger count applies.
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._signals = self._asked = self._done = 0

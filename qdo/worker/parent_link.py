@@ -1,7 +1,8 @@
-"""A worker process and the processes around it: its parent, and forked copies of itself.
+"""Connects a worker process with its parent, and isolates forked copies of the process.
 
-The child's end of the pipe reports to the parent, such as the source files that the app imported,
-and notices the parent's death. A forked copy of a worker process runs nothing of the worker.
+The child's end of the pipe sends reports to the parent, such as the app's imported source files,
+and notices the parent's death. A forked copy of a worker process does not run any code of the
+worker.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def _names(error: BaseException | None) -> Iterator[str]:
 class ParentLink:
     """The child's end of the pipe to the parent; `root` is the znode of the app."""
 
-    # The child sends everything needed to close each of its sessions, address and root included: an
-    # app may set them in code that the parent never imports. So the parent can close the sessions
-    # the moment this process dies. The parent sends `STOP_REQUEST` beside each SIGTERM, because a
-    # library of the app may have replaced the handler.
+    # The child sends all data needed to close its sessions, including address and root, because an
+    # app may set these in code. So the parent can close the sessions when this process dies. The
+    # parent sends `STOP_REQUEST` with each SIGTERM, because a library of the app may have replaced
+    # the handler.
     def __init__(self, pipe: socket.socket, coordinator: str, root: str = "") -> None:
         self._pipe = pipe
         self._coordinator = coordinator
@@ -77,7 +78,7 @@ class ParentLink:
     def on_session(
         self, session: tuple[int, bytes] | None, timeout_seconds: float | None = None
     ) -> None:
-        """Report a new session; None means that the worker closed the last one itself."""
+        """Report a new session, or None when the worker has closed its last session."""
         report: dict[str, str | float | None] = {"session": None}
         if session is not None:
             report = {
@@ -98,11 +99,11 @@ class ParentLink:
                 )
 
     def ask(self, action: str) -> None:
-        """Ask the parent to "drain", "restart" or "reload"; raise OSError if it has died."""
+        """Ask the parent to "drain", "restart" or "reload"; raise OSError if the parent is dead."""
         self._pipe.sendall(json.dumps({"ask": action}).encode() + b"\n")
 
     def watch(self, on_stop: Callable[[], None], on_death: Callable[[], None]) -> None:
-        """Call `on_stop` for each request of the parent, until it has died: then `on_death`."""
+        """Call `on_stop` for each request of the parent, and `on_death` when the parent dies."""
         try:
             while data := self._pipe.recv(4096):
                 for _ in range(data.count(STOP_REQUEST)):
@@ -114,7 +115,7 @@ class ParentLink:
 
 
 def send_settings(pipe: socket.socket, settings: Settings) -> None:
-    """Send the parent the settings in force: the app may have some in code."""
+    """Send the parent the settings in force, which the app may set in code."""
     try:
         pipe.sendall(json.dumps({"settings": dataclasses.asdict(settings)}).encode() + b"\n")
     except OSError as error:
@@ -132,7 +133,7 @@ def send_files(pipe: socket.socket, files: Iterable[str]) -> None:
 
 
 def send_files_forever(pipe: socket.socket) -> None:
-    """Send the parent the names of the app's source files, again whenever there are more."""
+    """Send the parent the names of the app's source files, and later new ones."""
     sent: set[str] = set()
     while True:
         files = app_files()
@@ -143,21 +144,22 @@ def send_files_forever(pipe: socket.socket) -> None:
 
 
 def isolate() -> None:
-    """Isolate each forked copy of this process; call it before the app is imported."""
-    # Handlers run in the order of their registration: those of the app and of its libraries later.
+    """Isolate each forked copy of this process. Call this before the import of the app."""
+    # Handlers run in the order of their registration, so handlers of the app and libraries run
+    # later.
     os.register_at_fork(after_in_child=_begin_anew)
 
 
 # A fork copies all greenlets and their event loop. Code that waits through gevent in the copy, such
-# as a lock in a library's fork handler, would resume them there: messages would run a second time,
-# and the worker would lose events of the shared epoll descriptor. So the copy begins with an event
-# loop of its own, which knows only the greenlet that forked.
+# as a lock in a library's fork handler, would resume these greenlets. Messages would run a second
+# time, and the worker would lose events of the shared epoll descriptor. So the copy begins with a
+# new event loop, which knows only the greenlet that forked.
 def _begin_anew() -> None:
     current: Any = gevent.getcurrent()
     hubs: Any = gevent.hub
     hub = hubs.Hub(default=False)
     hubs.set_hub(hub)
-    if current.parent is not None:  # it goes to its parent when it ends
+    if current.parent is not None:  # a greenlet switches to its parent when it ends
         hub.parent = _outermost(current)
         current.parent = hub
 

@@ -1,4 +1,4 @@
-"""The messages that are running now: for how long, and where their code stands."""
+"""The running messages: how long they have run, and the stacks of their code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from qdo.worker.executors.thread import job_frames
 
 _log = logging.getLogger(__name__)
 
-# The innermost frames of a stack that are kept.
+# Number of innermost frames kept of a stack.
 MAX_FRAMES = 20
 _PACKAGES = ("site-packages", "dist-packages")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
@@ -43,7 +43,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class MessageRun:
-    """A message in flight; `seconds` count from the look that saw it first."""
+    """A message in flight; `seconds` count from the first look that saw it."""
 
     slot: Slot
     message: Message
@@ -59,15 +59,15 @@ class MessageRun:
 
     @property
     def is_unusual(self) -> bool:
-        """Whether it runs for much longer than usual."""
+        """Whether the message has run for much longer than usual."""
         return self.durations.are_exceeded(self.seconds)
 
 
 class Runs:
-    """Records since when messages run, and names those that run for long."""
+    """Records how long messages have run, and names long runs."""
 
-    # A turn reads no clock for each message. So a message is known to have run since the look that
-    # saw it first; and it began after the look before, and after the start of its turn.
+    # A turn does not read the clock for each message. So a message has run at least since the first
+    # look that saw it. It began after the previous look and after the start of its turn.
     def __init__(self, in_flight: Callable[[], Sequence[Slot]]) -> None:
         self._in_flight = in_flight
         self._since: dict[_Key, float] = {}
@@ -84,7 +84,7 @@ class Runs:
         return [MessageRun(slot, each, now - self._since[_key(each)]) for slot, each in running]
 
     def name_long(self) -> None:
-        """Log each message that runs for much longer than its queue's usual duration, once."""
+        """Log once each message that runs much longer than its queue's usual duration."""
         runs = self.look()
         self._named &= self._since.keys()
         new = [each for each in runs if each.is_unusual and each.key not in self._named]

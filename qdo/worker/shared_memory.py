@@ -1,17 +1,17 @@
-"""Memory that worker processes share with their parent: it outlives a process that died.
+"""Memory that worker processes share with their parent, and that outlives a dead process.
 
-A message that kills its process leaves no exception behind. So each turn writes its current
-message to an entry of its own. When the process has died, its parent reads the entries, and adds
-an attempt to each message that was in flight (`qdo.coordination.interrupted_attempts`).
+A message that kills its process leaves no exception behind. So each turn writes its current message
+to a separate entry. After the death of a process, its parent reads the entries. The parent adds an
+attempt to each message that was in flight (`qdo.coordination.interrupted_attempts`).
 
-A blocked loop cannot report anything itself, either. So its timer stores the time here, and the
-watchdog's native thread stores what blocks it (`qdo.worker.duties.watchdog`). The parent reads both
-even while a job holds the interpreter lock (`qdo.worker.supervisor.blocked`).
+A blocked loop cannot report anything, either. So its timer stores the time here, and the watchdog's
+native thread stores the name of the blocking job (`qdo.worker.duties.watchdog`). The parent reads
+both even while a job holds the interpreter lock (`qdo.worker.supervisor.blocked`).
 
 A broker such as SQS hides a message from all consumers but its receiver until the visibility
-timeout. When the owner of a queue dies, the queue has another owner in a fraction of a second, but
-the message would stay hidden. So each receipt handle is kept here, and the process that replaces
-the dead one releases these messages (`Broker.release`).
+timeout. When the owner of a queue dies, another worker owns the queue within a fraction of a
+second. Without a remedy, the message would stay hidden. So each receipt handle is kept here, and
+the replacement of the dead process releases these messages (`Broker.release`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CHUNK_BYTES = ENTRY_BYTES << 10
 # The first entry of the in-flight table has the state of the event loop, little-endian as all
 # supported machines. After 8 unused bytes follow five numbers of 8 bytes: the time of the last beat
 # (0: nothing watches the loop), the time of the last contact with the coordinator, the limit, the
-# index of the entry in flight that blocks the loop (0: unknown), and the beat for which that was
-# found; then 2 bytes of length and a description. Times are in nanoseconds.
-# Each number is stored and read at once: the parent never sees half of one.
+# index of the entry in flight that blocks the loop (0: unknown), and the beat for which this entry
+# was found. Then follow 2 bytes of length and a description. Times are in nanoseconds. Each number
+# is stored and read atomically: the parent never sees a part of a number.
 _BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
 _NUMBERS = struct.Struct("<8x5qH")
 _LENGTH_AT = _NUMBERS.size - 2
@@ -56,21 +56,21 @@ _NAMES_AT = 8 + _LENGTHS.size
 _WIDE = -1
 _WIDE_BYTES = 48
 _WIDE_AT = ENTRY_BYTES - _WIDE_BYTES
-# Entries beyond this number are not read; there are two for each of at most 100,000 jobs.
+# Maximum entries to read. There are two entries for each of at most 100,000 jobs.
 _MOST_ENTRIES = 1 << 18
 
-# An entry of a receipt store has the lengths of a queue's name and of a receipt handle (0: unused),
-# and these two. A handle that does not fit is not kept. One kept for too long is harmless: its
-# message is deleted, and the broker rejects the release. Nor are handles beyond this number kept:
-# their messages are visible after the timeout.
+# An entry of a receipt store has two lengths (0: unused), the name of a queue and a receipt handle.
+# A handle that does not fit is not kept. A handle kept for too long is harmless: its message is
+# deleted, and the broker rejects the release. Handles beyond this number are not kept either: their
+# messages become visible after the timeout.
 MOST_ENTRIES = 16_384
 _NOTHING = _LENGTHS.pack(0, 0)
 
 
 def read_entries(fd: int, most: int) -> Iterator[tuple[int, bytes]]:
     """Yield the numbers and contents of the first `most` entries, without empty parts."""
-    # Any code of the dead process may have changed the size of the memory. So it is not mapped: a
-    # mapping of memory that shrinks would kill this process.
+    # The dead process may have changed the size of the memory. So the memory is not mapped: access
+    # to a mapping of shrunk memory would kill this process.
     for at in range(0, min(os.fstat(fd).st_size, most * ENTRY_BYTES), _CHUNK_BYTES):
         chunk = os.pread(fd, _CHUNK_BYTES, at)
         if chunk.count(0) < len(chunk):
@@ -84,11 +84,11 @@ def text(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """The state of an event loop as its parent reads it."""
+    """The state of an event loop, read by the parent."""
 
     # Clock time at which the loop last ran.
     beat: float
-    # Clock time of its last contact with the coordinator.
+    # Clock time of the process's last contact with the coordinator.
     contact: float
     # How long the job in flight may block the loop.
     limit_seconds: float
@@ -106,13 +106,13 @@ class LoopState:
         self._words = words
 
     def beat(self, now: float, contact: float, limit_seconds: float) -> None:
-        """Store that the loop runs, and how long an unknown job may block it from now on."""
+        """Store that the loop runs, and how long an unknown job may now block the loop."""
         self._words[_CONTACT] = int(contact * _NANOSECONDS)
         self._words[_LIMIT] = int(limit_seconds * _NANOSECONDS)
         self._words[_BEAT] = int(now * _NANOSECONDS)
 
     def blocked(self, beat: float, limit_seconds: float, entry: int, blocked_by: str) -> None:
-        """Store which job has blocked the loop since a beat, and how long it may do so."""
+        """Store which job has blocked the loop since a beat, and the job's limit."""
         text = blocked_by.encode()[:_TEXT_BYTES]
         self._memory[_LENGTH_AT : _LENGTH_AT + 2 + len(text)] = struct.pack("<H", len(text)) + text
         self._words[_ENTRY] = entry
@@ -128,7 +128,7 @@ def read_loop(fd: int) -> LoopReport | None:
     """Return the loop's state from a process's in-flight table; None if nothing watches it."""
     data = os.pread(fd, _NUMBERS.size + _TEXT_BYTES, 0)
     if len(data) < _NUMBERS.size:
-        return None  # it has not created its table yet
+        return None  # the process has not created its table yet
     beat, contact, limit, entry, found_at, length = _NUMBERS.unpack_from(data)
     if not beat:
         return None
@@ -152,18 +152,18 @@ class InFlightTable:
         if fd is None:
             self._memory = mmap.mmap(-1, size)
         else:
-            # Sparse: unused entries take no memory.
+            # The memory is sparse: unused entries take no memory.
             os.ftruncate(fd, size)
             self._memory = mmap.mmap(fd, size)
         self.positions = memoryview(self._memory).cast(_POSITION)
         self.loop = LoopState(self._memory, self.positions)
-        # The lowest entries are used first: few pages are ever touched.
+        # Use the lowest entries first, so that few memory pages are touched.
         self._free = [] if fd is None else list(range(_WORDS * entries, 0, -_WORDS))
         # Entries of ended turns by worker, see `give_back`.
         self._kept: dict[str, list[int]] = {}
 
     def notes(self, positions: Positions) -> memoryview[int] | _WideEntries:
-        """Return where turns write the positions of a broker, at the indexes of their entries."""
+        """Return the array in which turns write positions, at the indexes of their entries."""
         if positions is TIME_POSITIONS:
             return self.positions
         return _WideEntries(self._memory, self.positions)
@@ -183,7 +183,7 @@ class InFlightTable:
         """Free the entry of a turn that has ended; `in_doubt`: the lease has expired."""
         if in_doubt and index and self.positions[index]:
             # The message may have been in flight when the session ended. So its entry is kept until
-            # that is known: until the next turn of the same worker, or `forget_worker`.
+            # the next turn of the same worker, or until `forget_worker`.
             start = 8 * index + 8
             worker = _worker_of(self._memory[start : start + ENTRY_BYTES - 8])
             self._kept.setdefault(worker, []).append(index)
@@ -196,7 +196,7 @@ class InFlightTable:
         return [each for _, each in self._used() if each.worker == worker]
 
     def forget_worker(self, worker: str) -> None:
-        """Forget the messages of one worker: they are counted."""
+        """Forget the messages of one worker after their attempts are counted."""
         self._free_kept(worker)
         for index, each in self._used():
             if each.worker == worker:
@@ -222,7 +222,7 @@ class _WideEntries:
         self._positions = positions
 
     def __setitem__(self, index: int, position: int, /) -> None:
-        # Store 0 (none) while writing: half of a position would be the position of another message.
+        # Store 0 (none) while writing, because a partly written position means another message.
         self._positions[index] = 0
         start = 8 * index + _WIDE_AT
         self._memory[start : start + _WIDE_BYTES] = position.to_bytes(_WIDE_BYTES, "little")
@@ -230,7 +230,7 @@ class _WideEntries:
 
 
 def encode_label(queue: str, worker: str, in_line: bool = True) -> bytes:
-    """Return the names of a turn as stored in an entry; `in_line`: one is in flight at most."""
+    """Return the encoded names of a turn; `in_line`: at most one message is in flight."""
     queue_name = queue.encode()
     worker_name = worker.encode()
     size = len(queue_name) | (0 if in_line else _MANY)
@@ -252,7 +252,7 @@ def make_memory(name: str = "qdo-in-flight") -> int:
 
 
 def read_in_flight(fd: int, entry: int = 0) -> list[InFlight]:
-    """Return the messages that a dead process had in flight, or only that of one `entry`."""
+    """Return the messages that a dead process had in flight, or only the message of one `entry`."""
     only = entry // _WORDS
     return [
         each
@@ -262,7 +262,7 @@ def read_in_flight(fd: int, entry: int = 0) -> list[InFlight]:
 
 
 def _in_flight(entry: bytes) -> InFlight | None:
-    """Return the message of an entry, None if it has none."""
+    """Return the message of an entry, None if the entry is empty."""
     position = int.from_bytes(entry[:8], "little", signed=True)
     if position == _WIDE:
         position = int.from_bytes(entry[_WIDE_AT:], "little")
@@ -275,7 +275,7 @@ def _in_flight(entry: bytes) -> InFlight | None:
 
 
 class SharedReceiptStore:
-    """Receipt handles of one process, in memory shared by a parent; without it, none is kept."""
+    """Receipt handles of one process, in memory shared with a parent, if there is one."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
@@ -284,7 +284,7 @@ class SharedReceiptStore:
         self._used = 0
 
     def keep(self, queue: str, receipt: str) -> int:
-        """Keep a receipt handle; return the number of its entry, 0 if it was not kept."""
+        """Keep a receipt handle; return its entry number, 0 if the handle was not kept."""
         names = queue.encode(), receipt.encode()
         if self._fd is None or sum(map(len, names)) + _LENGTHS.size > ENTRY_BYTES:
             return 0
@@ -300,7 +300,7 @@ class SharedReceiptStore:
         start = (entry - 1) * ENTRY_BYTES
         data = b"".join(names)
         self._memory[start + _LENGTHS.size : start + _LENGTHS.size + len(data)] = data
-        # The lengths come last: they make the entry valid.
+        # Write the lengths last, because they make the entry valid.
         self._memory[start : start + _LENGTHS.size] = _LENGTHS.pack(*map(len, names))
         return entry
 
@@ -313,7 +313,7 @@ class SharedReceiptStore:
 
 
 def _mapped(fd: int) -> mmap.mmap:
-    # Sparse: unused entries take no memory.
+    # The memory is sparse: unused entries take no memory.
     os.ftruncate(fd, MOST_ENTRIES * ENTRY_BYTES)
     return mmap.mmap(fd, MOST_ENTRIES * ENTRY_BYTES)
 

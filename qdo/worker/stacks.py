@@ -1,8 +1,8 @@
 """The stacks of a worker process, in memory shared with its parent.
 
-The process writes them at a signal. C code of `faulthandler` does this, within the handler of the
-signal. So the parent reads them even while a job blocks the event loop, and even while it holds the
-interpreter lock: no Python code of the process has to run.
+The process writes its stacks at a signal. C code of `faulthandler` writes them in the signal
+handler, without Python code. So the parent can read them even while a job blocks the event loop or
+holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from qdo.system.clock import clock
 from qdo.worker.shared_memory import make_memory
 
-# Apps rarely use a real-time signal; the default handler of those that are unused ends a process,
-# so it is sent only to workers that have registered: they have their handler before.
+# Apps rarely use a real-time signal. The default handler of an unused signal ends the process, so
+# the parent sends it only to registered workers, which have set their handler.
 STACKS_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 # How long a process may take to write its stacks.
 PATIENCE_SECONDS = 1.0
@@ -41,7 +41,7 @@ class StackDumps:
         self._using = threading.Lock()
 
     def take(self, pid: int) -> str:
-        """Return the stacks of all threads of the child, as far as it writes them in time."""
+        """Return the stacks of the child's threads, as far as the child writes them in time."""
         with self._taking:
             if not self._ask(pid):
                 return ""
@@ -57,7 +57,7 @@ class StackDumps:
         return text.decode(errors="replace")
 
     def close(self) -> None:
-        """Stop sending signals; called before the kernel may use the pid again."""
+        """Stop sending signals; called before the kernel may reuse the pid."""
         with self._using:
             os.close(self.fd)
             self.fd = -1
@@ -66,7 +66,7 @@ class StackDumps:
         with self._using:
             if self.fd < 0:
                 return False
-            # The child shares the position in the file.
+            # Parent and child share the position in the file.
             os.ftruncate(self.fd, 0)
             os.lseek(self.fd, 0, os.SEEK_SET)
             with contextlib.suppress(ProcessLookupError):
@@ -79,7 +79,7 @@ class StackDumps:
 
 
 def _is_handling(pid: int) -> bool:
-    """Return whether the signal waits for the main thread of a process, or is handled there."""
+    """Return whether the signal is pending or being handled in a process's main thread."""
     # The kernel blocks a signal during its handler.
     try:
         with open(f"/proc/{pid}/status", "rb") as file:

@@ -9,12 +9,12 @@ draining   takes no new messages, finishes those in flight, releases       stopp
 stopped    session closed, no queue is owned                               -
 =========  ==============================================================  ==================
 
-A lost session does not change the state: the process registers again as a new worker, however
-long that takes. Until then it starts no message, because every claim is gone.
+A lost session does not change the state. The process registers again as a new worker, however long
+that takes. Until then the process starts no message, because all its claims are gone.
 
-`Worker.run` has the steps of a life in their order, with the reason of each: five to start, then
-the six of the shutdown, which the log numbers. With ``burst`` the worker drains by itself once
-all messages are processed: see `duties.burst`. `building` makes the parts.
+`Worker.run` has the steps of a life in order, with their reasons: five steps to start, then six
+steps of the shutdown, which the log numbers. With ``burst`` the worker drains by itself once all
+messages are processed: see `duties.burst`. `building` makes the parts.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """The state of this worker, see the module's table."""
+        """The state of this worker; see the table in the module."""
         return self._current.state
 
     def request_stop(self) -> None:
         """Ask the worker to stop: the first call drains, the second aborts running jobs.
 
-        Only sets flags: for signal handlers, and any thread.
+        This method only sets flags, so signal handlers and any thread may call it.
         """
         self._stop.signal()
 
@@ -93,7 +93,7 @@ class Worker:
             supports, or policies contradict each other.
         :raises UnreachableError: broker or coordinator cannot be reached at the start.
         """
-        # Start 1: check the app. First, because a mistake in it needs no connection to be found.
+        # Start 1: check the app. First, because finding a mistake in the app needs no connection.
         self._builder.executors.check(self.app.jobs)
         check_pools(self.app.jobs, self.settings.broker)
         check_policies(self.app.jobs, self.settings.policies, self.settings.default_policy)
@@ -149,8 +149,8 @@ class Worker:
         watchdog = self._builder.watchdog()
         watchdog.start()
         try:
-            # Start 4: enter the job context. It may compute for minutes: a worker that had
-            # registered before would own queues meanwhile.
+            # Start 4: enter the job context. Before the registration, because the context may
+            # compute for minutes while a registered worker would own queues.
             with self.app.hooks.job_context() as context:
                 enable_again("the context of the app")
                 watchdog.started()
@@ -181,7 +181,7 @@ class Worker:
             broker,
             takes.matcher(),
             policy_lookup(self.app, self._builder.live.in_force),
-            # A process that is restarted must run, whatever queues have come since.
+            # A restarted process must run, whatever queues have appeared since the first start.
             refuse=not self._builder.process.restarted,
             concurrency=[self.settings.concurrency] * self.settings.processes,
         )
@@ -196,7 +196,7 @@ class Worker:
             parts.dispatcher.wake(names)
             parts.discovery.names_received(names)
 
-        # Brokers report on threads of their own; the engine runs on this loop only.
+        # Brokers report on separate threads, but the engine runs only on this loop.
         stop_listening = broker.listen(lambda names: mailbox.post(partial(woken, set(names))))
         try:
             for duty in duties:
@@ -213,14 +213,14 @@ class Worker:
         return bool(self._stop.signals or self._stop.finished or failed)
 
     def _drain(self, parts: WorkerParts) -> bool:
-        """Make the first three steps of the shutdown; return whether every message was finished."""
+        """Do the first three steps of the shutdown; return whether every message was finished."""
         self._current.state = "draining"
         SIGN.show(True)
         if self._current.start_error is not None:
             self._duties.end_all()
-            return True  # nothing was claimed, and the error says why
-        # Stop 1: take no new messages. First, or more work would arrive while the worker
-        # finishes: wake-ups and discovery end, and every claim is closed.
+            return True  # no queue was claimed, and the error says why
+        # Stop 1: take no new messages. First, or more work would arrive while the worker finishes.
+        # Wake-ups and discovery end, and every claim is closed.
         _log.info("step 1: taking no new messages")
         self._duties.begin_drain()
         if parts.pools is not None:
@@ -228,8 +228,8 @@ class Worker:
         parts.status.refresh()
         # Stop 2: let the messages in flight finish for `drain_seconds`; then, or at a second stop
         # signal, abort them. An aborted message is not done: its next owner runs it again.
-        # Stop 3: record `last` of each queue and release it once its message has ended. Not
-        # before: the queue would have a second owner while its message still runs here.
+        # Stop 3: record `last` of each queue, and release the queue after its message has ended. An
+        # earlier release would give the queue a second owner while its message still runs here.
         counters = parts.pipeline.counters
         member = self._current.member
         drain = Drain(

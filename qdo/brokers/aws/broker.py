@@ -1,4 +1,4 @@
-"""The common part of the brokers at AWS: they wake their listeners, and end with their senders."""
+"""The common part of the AWS brokers: waking listeners, and waiting for senders at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import Broker
 
 Wake = Callable[[Iterable[str]], None]
-# How long closing waits for open calls: longer than their timeout.
+# How long `close` waits for open calls, which is longer than their timeout.
 CLOSE_SECONDS = 25.0
 
 
@@ -27,7 +27,7 @@ class AwsBroker(Broker):
 
     @contextlib.contextmanager
     def _begun_to_send(self) -> Iterator[None]:
-        """Let `close` wait for the block; raise UnusableBrokerError if it is closed."""
+        """Make `close` wait for the block; raise UnusableBrokerError if the broker is closed."""
         with self._sending_now:
             if self._stopped.is_set():
                 raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
@@ -40,7 +40,7 @@ class AwsBroker(Broker):
                 self._sending_now.notify_all()
 
     def _end_sending(self) -> None:
-        """Refuse further messages, and wait for those that are being sent."""
+        """Refuse further messages, and wait for the messages that are being sent."""
         with self._sending_now:
             self._stopped.set()
             self._sending_now.wait_for(lambda: self._senders == 0, CLOSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Clients of boto3: one session for each process, a client for each use, and their credentials.
+"""boto3 clients: one session for each process, a client for each use, and credentials.
 
 Many threads or greenlets may use a client at once. A lock protects the creation of clients, because
 they share the caches of the session.
@@ -23,18 +23,18 @@ from qdo.errors import SettingsError
 from qdo.system.per_process import PerProcess
 from qdo.text import describe
 
-# The session of this process. It is not safe for threads: use it within `PerProcess.locked`.
+# The session of this process. It is not thread-safe, so use it within `PerProcess.locked`.
 sessions: PerProcess[Any] = PerProcess(boto3.Session)
 CONNECT_SECONDS = 5.0
-# Default timeout of an answer; a long poll needs a longer one than it waits.
+# Default timeout of an answer; a long poll needs a timeout longer than its wait.
 READ_SECONDS = 20.0
-# Default number of attempts; only for calls that may be repeated.
+# Default number of attempts, for repeatable calls only.
 ATTEMPTS = 3
 
 
 def checked(credentials: Any) -> Any:
-    """Make boto3 credentials raise the errors of boto3's clients when a renewal fails."""
-    # If the credential process prints no credentials or expired ones, boto3 itself raises a
+    """Make boto3 credentials raise errors of boto3's clients when a renewal fails."""
+    # If the credential process prints no credentials or expired credentials, boto3 raises a
     # ValueError, an OSError or a RuntimeError.
     if credentials is not None and not hasattr(credentials, "_qdo_checked"):
         plain = credentials.get_frozen_credentials
@@ -50,7 +50,7 @@ def checked(credentials: Any) -> Any:
 
 @contextlib.contextmanager
 def retrieving() -> Iterator[None]:
-    """Translate errors of retrieving credentials into errors of boto3's clients."""
+    """Translate errors during credential retrieval into errors of boto3's clients."""
     try:
         yield
     except boto.BotoCoreError:
@@ -66,10 +66,10 @@ def make_client(
     read_seconds: float = READ_SECONDS,
     attempts: int = ATTEMPTS,
 ) -> Any:
-    """Return a new client of boto3; no call is made.
+    """Return a new boto3 client; make no call.
 
-    :param connections: maximum of open calls; further ones wait.
-    :param attempts: by botocore's standard retries; 1 where the caller retries.
+    :param connections: maximum number of open calls; further calls wait.
+    :param attempts: maximum attempts of botocore's standard retries; 1 if the caller retries.
     :raises CredentialsError: the configuration files of AWS cannot be used.
     :raises SettingsError: another setting in AWS's variables and files cannot be used.
     """
@@ -81,12 +81,12 @@ def make_client(
         retries={"mode": "standard", "total_max_attempts": attempts},
         tcp_keepalive=True,
         user_agent_extra=f"qdo/{__version__}",
-        # Services compatible with S3 seldom have a host name for each bucket.
+        # Services compatible with S3 rarely have a host name for each bucket.
         s3={"addressing_style": "path" if place.endpoint else "auto"},
     )
     try:
         with sessions.locked() as session:
-            if session.region_name is None:  # assuming a role takes calls as well
+            if session.region_name is None:  # assuming a role makes calls as well
                 session._session.set_config_variable("region", place.region)
             _credentials(session)
             client = session.client(
@@ -114,10 +114,10 @@ def make_calls(
     read_seconds: float = READ_SECONDS,
     version: str = "1.0",
 ) -> Calls:
-    """Return the maker of frequent calls, which does not retry; no call is made now.
+    """Return a maker of frequent calls, which does not retry; make no call now.
 
-    Its answers have the types of JSON or, behind a proxy, those of boto3: bytes and datetimes for
-    base64 and numbers.
+    Its answers have the types of JSON. Behind a proxy they have the types of boto3: bytes instead
+    of base64, and datetimes instead of numbers.
 
     :param target: prefix of the names of actions in the JSON protocol, as in ``AmazonSQS``.
     :param methods: names of a boto3 client's methods, by action.
@@ -145,6 +145,6 @@ def make_calls(
 
 
 def _credentials(session: Any) -> Any:
-    """Return the credentials of a session, those of its clients; None without credentials."""
+    """Return the credentials of a session and its clients; None without credentials."""
     with retrieving():
         return checked(session.get_credentials())

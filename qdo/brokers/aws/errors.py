@@ -1,6 +1,6 @@
 """Translates boto3 errors into qdo errors of one line that name the remedy.
 
-Needs boto3: import it only for a broker at AWS.
+This module needs boto3, so import it only for a broker at AWS.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from qdo.text import closest
 # Errors that boto3's clients raise for calls; they wrap urllib3's errors.
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 
-# Length to which a server's answer is cut in an error, in characters.
+# The maximum length of a server's answer in an error, in characters.
 SHOWN_CHARACTERS = 300
-# Status codes that proxies and gateways return themselves, without an AWS error code.
+# Status codes that proxies and gateways return, without an AWS error code.
 TOO_LATE = 408
 TOO_MANY = 429
 SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _CLOCK = {"RequestExpired", "RequestTimeTooSkewed"}
-# Prefixes of AWS messages about the clock that have a code of wrong credentials.
+# Prefixes of AWS messages about the clock, which have the code of wrong credentials.
 _CLOCK_REASONS = ("Signature expired", "Signature not yet current")
 _CREDENTIALS = {
     "AuthFailure",
@@ -143,17 +143,19 @@ def permission(service: str, operation: str) -> str:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the error code of an AWS answer, without its namespace; "" if there is none."""
+    """Return the error code of an AWS answer, without its namespace; "" without a code."""
     if not isinstance(error, boto.ClientError):
         return ""
-    # AWS.SimpleQueueService.NonExistentQueue in one protocol, QueueDoesNotExist in the other.
+    # The code is AWS.SimpleQueueService.NonExistentQueue or, in the other protocol,
+    # QueueDoesNotExist.
     return str(error.response.get("Error", {}).get("Code", "")).rsplit(".", 1)[-1]
 
 
 def is_not_found(error: BaseException) -> bool:
     """Return whether a queue, stream, shard, bucket or object does not exist."""
     if _is_bare_404(error):
-        # S3 sends no body, and so no code, in reply to HEAD. All others are not from AWS.
+        # S3 answers HEAD without a body, and so without a code. Any other such answer is not from
+        # AWS.
         return str(getattr(error, "operation_name", "")).startswith("Head")
     return code_of(error) in _NOT_FOUND
 
@@ -172,7 +174,7 @@ def is_throttling_code(code: str) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry of the same call can succeed without intervention."""
+    """Return whether a retry of the same call can succeed without an operator."""
     if isinstance(error, boto.ClientError):
         status = _status(error)
         return is_throttling(error) or status >= 500 or status in (TOO_LATE, TOO_MANY)
@@ -256,7 +258,7 @@ def regions() -> tuple[str, ...]:
 
 
 def _region_hint(region: str) -> str:
-    """Return a hint for a region that boto3 does not know, which may merely be new."""
+    """Return a hint about a region that boto3 does not know, which may just be new."""
     known = regions()
     if region in known:
         return ""
@@ -280,6 +282,6 @@ def _line(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a text on one line, cut: a proxy may answer with an entire HTML page."""
+    """Return a shortened text on one line, because a proxy may answer with a whole HTML page."""
     line = " ".join(text.split()).rstrip(".")
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."

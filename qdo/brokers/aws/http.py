@@ -1,9 +1,9 @@
 """Make requests in AWS's JSON protocol without the overhead of a boto3 client; check the answers.
 
-A request takes 0.25 ms of a core, through a boto3 client 0.8 ms (`bench/sqs.py`). With two
-requests per ten messages, the client would be most of the cost of consuming. Credentials, their
-renewal, the endpoint, the signature and the trusted certificates still come from boto3. If a
-proxy is configured, the boto3 client is used.
+A request takes 0.25 ms of a core; a boto3 client takes 0.8 ms (`bench/sqs.py`). With two requests
+per ten messages, the client would be most of the cost of consuming. Credentials, their renewal, the
+endpoint, the signature and the trusted certificates still come from boto3. If a proxy is
+configured, the boto3 client is used.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class NotAnAwsResponseError(boto.HTTPClientError):  # type: ignore[misc]
 
 
 def answer_of(content: bytes, known: bool) -> dict[str, Any] | None:
-    """Return the content of a response in the JSON protocol; None if it is not from AWS."""
+    """Return the content of a response in the JSON protocol; None for one not from AWS."""
     # A proxy, a gateway or a login page may also respond with status 200. A boto3 client accepts
-    # this as a response without fields: no messages, or no queues. Only a response with a request
-    # id (`known`) may be empty.
+    # such a response as one without messages or queues. Only a response with a request id (`known`)
+    # may be empty.
     if not content:
         return {} if known else None
     try:
@@ -76,8 +76,8 @@ def _reject_foreign(response_dict: Mapping[str, Any], **_: Any) -> None:
 def _reject_foreign_of_s3(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
     status = response_dict["status_code"]
     headers = response_dict["headers"]
-    # S3 sends a request id in every response. Some compatible services do not, but their responses
-    # about an object have its ETag, and all others are XML or empty.
+    # S3 sends a request id in every response. Some compatible services do not. But their responses
+    # about an object have an ETag, and all their other responses are XML or empty.
     if status >= 300 or "etag" in headers or any(n.lower().startswith("x-amz") for n in headers):
         return
     page = str(headers.get("content-type", "")).lower().startswith("text/html")
@@ -105,7 +105,7 @@ def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
 
 class Calls(Protocol):
     def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a request and return its answer; raises the same errors as boto3's clients."""
+        """Make a request and return its answer; raise the same errors as boto3's clients."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -132,11 +132,11 @@ def is_direct(client: Any) -> bool:
 
 
 class HttpCalls:
-    """Makes requests over its own connections. Safe for greenlets and threads.
+    """Makes requests over separate connections. Safe for greenlets and threads.
 
     :param client: boto3 client, for its endpoint and region; not used for requests.
-    :param certificates: file or folder with trusted certificates; None: as for boto3's clients,
-        those that REQUESTS_CA_BUNDLE names, or those that boto3 includes.
+    :param certificates: file or folder with trusted certificates. None: as for boto3's clients, the
+        certificates in REQUESTS_CA_BUNDLE or in boto3.
     :param target: prefix of all action names, such as ``AmazonSQS``.
     :param connections: maximum number of idle connections to keep.
     :raises SSLError: the certificates cannot be read.
@@ -158,7 +158,7 @@ class HttpCalls:
         parts = urlsplit(self._endpoint)
         self._address = parts.hostname or "", parts.port
         self._path = parts.path or "/"
-        # The signed URL must be the sent one.
+        # The sent URL must equal the signed URL.
         self._url = self._endpoint if parts.path else f"{self._endpoint}/"
         self._credentials = credentials
         self._service = client.meta.service_model.signing_name
@@ -214,8 +214,8 @@ class HttpCalls:
                     continue
                 raise self._unreachable(error) from error
             except BaseException:
-                # Close it also for gevent's Timeout and GreenletExit, which are not Exceptions: a
-                # late answer must not reach the next request.
+                # Close the connection even after gevent's Timeout and GreenletExit, which are not
+                # Exceptions, because a late answer must not reach the next request.
                 connection.close()
                 raise
             if response.will_close or len(self._idle) >= self._connections:

@@ -1,8 +1,8 @@
-"""Bodies that are too large for SQS, as objects in a bucket of S3.
+"""Store bodies that are too large for SQS as objects in an S3 bucket.
 
-An object is stored before the message that points to it, and deleted after that message. An
-interruption can leave an unused object, but never a message without its body. A rule of the bucket
-that expires objects after the queue's retention deletes unused objects.
+qdo stores an object before the message that points to it, and deletes the object after that
+message. An interruption can leave an unused object, but never a message without its body. An expiry
+rule of the bucket, longer than the queue's retention, deletes unused objects.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from qdo.brokers.aws.errors import translate
 
 log = logging.getLogger(__name__)
 
-# Maximum of objects that one call deletes.
+# The maximum number of objects that one call deletes.
 DELETE_CHUNK = 1000
 READ_SECONDS = 60.0
-# Maximum bytes of a body: it is held in memory.
+# The maximum bytes of a body, which is held in memory.
 MAX_S3_BODY = 64 * 1024 * 1024
-# How many queues of one worker may read bodies at once: urllib3 warns of each further one.
+# The number of queues of one worker that may read bodies at once; urllib3 warns about more.
 CONNECTIONS = 100
 
 
 class Objects:
     """The objects of one bucket. Safe to use from several threads or greenlets.
 
-    :param place: of SQS; S3 is used in the same region, or at the same endpoint.
-    :param bucket: its name, or BUCKET/PREFIX.
+    :param place: the address of SQS; S3 is used in the same region or at the same endpoint.
+    :param bucket: the name of the bucket, or BUCKET/PREFIX.
     """
 
-    # Pointers to other buckets, or to names without the prefix, are not followed. Otherwise a
+    # Methods do not follow pointers to other buckets, or to names without the prefix. Otherwise a
     # sender could make the worker read and delete any object that its credentials allow. Methods
     # raise the errors of `aws.errors.translation`.
 
@@ -52,16 +52,16 @@ class Objects:
         return pointer.bucket == self._bucket and pointer.key.startswith(self._prefix)
 
     def put(self, queue: str, body: bytes) -> BodyPointer:
-        """Store a body and return its place; its name begins with the queue, for operators."""
+        """Store a body and return its location; its name begins with the queue, for operators."""
         key = f"{self._prefix}{queue}/{uuid.uuid4()}"
         with translate(self._place, "bucket", self._bucket):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
         return BodyPointer(self._bucket, key)
 
     def get(self, pointer: BodyPointer) -> bytes | None:
-        """Return a body, None when the object does not exist: its message was deleted, too.
+        """Return a body; None if the object does not exist, because its message was deleted.
 
-        :raises ObjectTooLargeError: it would take too much memory.
+        :raises ObjectTooLargeError: the body would take too much memory.
         """
         with translate(self._place, "bucket", self._bucket):
             try:
@@ -71,7 +71,7 @@ class Objects:
             stream = answer["Body"]
             size = answer.get("ContentLength")
             body = b""
-            if size is None:  # some services that are compatible with S3 do not send it
+            if size is None:  # some S3-compatible services do not send it
                 body = stream.read(MAX_S3_BODY + 1)
                 size = len(body)
             elif size <= MAX_S3_BODY:
@@ -84,7 +84,7 @@ class Objects:
         return body
 
     def delete(self, pointers: Iterable[BodyPointer]) -> None:
-        """Delete objects whose messages are deleted; log those that cannot be deleted."""
+        """Delete objects whose messages are deleted; log failures."""
         keys = [{"Key": pointer.key} for pointer in pointers if self.is_ours(pointer)]
         for start in range(0, len(keys), DELETE_CHUNK):
             chunk = keys[start : start + DELETE_CHUNK]
@@ -101,8 +101,8 @@ class Objects:
                 )
 
     def check(self) -> None:
-        """Raise the error of a bucket that cannot be used, when the broker is opened."""
-        # A role without permission to list the bucket may read and write its objects.
+        """Raise an error if the bucket cannot be used; called when the broker is opened."""
+        # A role that may not list the bucket may still read and write its objects.
         with (
             contextlib.suppress(AccessDeniedError),
             translate(self._place, "bucket", self._bucket),

@@ -1,7 +1,7 @@
 """The common part of senders to SQS and Kinesis: repeated calls, and errors of unsent messages.
 
-Both services may store some messages of a call and reject others. A sender repeats the call
-with the rejected ones as long as `SendAttempts.wait` returns True.
+Both services may store some messages of a call and reject others. A sender repeats the call with
+the rejected messages while `SendAttempts.wait` returns True.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from qdo.brokers.aws.errors import SERVICES, is_throttling_code
 from qdo.errors import PartialSendError, QdoError
 from qdo.text import join_some
 
-# The last attempt begins this long after the first one, or after the last progress.
+# The last attempt begins this long after the first attempt or the last progress.
 PATIENCE_SECONDS = 30.0
 
 
 class SendAttempts:
-    """The attempts to send some messages; `stopped` ends them."""
+    """The attempts to send some messages; `stopped` ends the attempts."""
 
-    # Only time limits them. A limit on their number would end them after a few short delays, long
-    # before a service that throttles a burst of messages accepts more.
+    # Only time limits the attempts. A limit on their number would end them after a few short
+    # delays, long before a service that throttles a burst accepts more messages.
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class SendAttempts:
         self.progress()
 
     def progress(self) -> None:
-        """Start counting again, because some messages were stored."""
+        """Reset the attempts, because some messages were stored."""
         self._failures = 0
         self._since = self._clock()
 
     def wait(self) -> bool:
-        """Wait after a failed attempt; return False if no other should follow."""
+        """Wait after a failed attempt; return False if no other attempt should follow."""
         left = self._since + PATIENCE_SECONDS - self._clock()
         if left <= 0:
             return False
@@ -57,7 +57,7 @@ class SendAttempts:
 def rejection(
     place: ServiceAddress, action: str, resource: str, failed: Mapping[str, object]
 ) -> QdoError:
-    """Return the error for one message of a call that was rejected.
+    """Return the error for one rejected message of a call.
 
     :param failed: the entry of the response, from SQS or Kinesis.
     :return: an `UnreachableError` if a retry can succeed.
@@ -84,7 +84,7 @@ def unsent_error(sent: Sequence[object], error: QdoError) -> QdoError:
     """Return the error for a call that stored only some of its messages, or none.
 
     :param sent: the id of each message, None for unsent messages.
-    :param error: the reason; it is the result if nothing was sent.
+    :param error: the reason, which is also the result if nothing was sent.
     """
     unsent = tuple(index for index, each in enumerate(sent) if each is None)
     if len(unsent) == len(sent):

@@ -1,7 +1,7 @@
 """The embedded broker: a SQLite file that the processes of one machine share, and its queues.
 
-A message is on disk when `send()` returns its id. Positions are the UUIDv1 times of the commits:
-unique, and increasing in the order of the commits over the whole file.
+A message is on disk when `send()` returns its id. Positions are the UUIDv1 times of the commits.
+They are unique, and increase in the order of the commits in the whole file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
-# In one query: forks wait for its end.
+# The maximum in one query, because forks wait for its end.
 MAX_QUEUES = 1000
 
 _ALL_NAMES = Query("SELECT name FROM queues WHERE app = :app ORDER BY name", "t")
@@ -61,9 +61,9 @@ _DELETE = (
     "DELETE FROM queues WHERE id = ?",
 )
 log = logging.getLogger(__name__)
-# Messages that one transaction deletes: a few milliseconds for a writer that waits.
+# The messages that one transaction deletes, which delays other writers by a few milliseconds.
 RETIRE_CHUNK = 1000
-# Done messages dated further ahead are logged: they cannot be deleted for a long time.
+# Done messages dated further ahead are logged, because they cannot be deleted for a long time.
 AHEAD_SECONDS = 3600.0
 _NODE = Query("SELECT node FROM file", "i")
 _RETIRE = """
@@ -171,7 +171,7 @@ class SqliteBroker(GroupCommitBroker):
                 return total
 
     def delete_queue(self, queue: str, last: int) -> None:
-        # Outside of the transaction: once deletable, a shard stays deletable.
+        # Outside the transaction, because a deletable shard stays deletable.
         check_deletable(queue, self.streams)
         self._writer.run(lambda transaction: check_empty(transaction, queue, last))
         while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
@@ -205,7 +205,7 @@ class EmbeddedBroker(SqliteBroker):
         self._wakeups = f"{path}.wakeups"
         self._clock = clock
         self._stops: list[Callable[[], None]] = []
-        with unforked:  # the file has no guard until there is a writer
+        with unforked:  # the file has no guard before the writer exists
             reading = open_database(path, MESSAGES)
             try:
                 with translated(path):
@@ -220,13 +220,13 @@ class EmbeddedBroker(SqliteBroker):
 
     @property
     def waiting(self) -> int:
-        """How many calls of this process wait for their commit."""
+        """The number of calls of this process that wait for their commit."""
         return self._writer.waiting
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         delays = DelayScheduler(self.tables, self._clock)
         while delays.step() == 0:
-            pass  # due messages must be readable on return, also for a worker in burst
+            pass  # due messages must be readable on return, even in burst mode
         with translated(self.tables.path):
             listener = CommitListener(self.tables, self._wakeups, wake, delays.step)
         self._stops.append(listener.stop)
@@ -237,4 +237,4 @@ class EmbeddedBroker(SqliteBroker):
             stop()
         with unforked:
             self.tables.reading.close()
-        self._writer.close()  # last: the file's guard goes with it
+        self._writer.close()  # last, because it releases the file's guard

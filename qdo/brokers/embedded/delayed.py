@@ -1,4 +1,4 @@
-"""Delayed messages and deduplication keys of the embedded broker, for senders and for operators.
+"""Delayed messages and deduplication keys of the embedded broker, for senders and operators.
 
 A delayed message waits in a separate table until it is due. Then a listener moves it into its
 queue, where it gets its position. This is one transaction, so after a crash the message is in
@@ -27,13 +27,13 @@ from qdo.positions import message_id, position_of_time, time_of_position
 
 log = logging.getLogger(__name__)
 
-# Limits of one transaction that moves messages, because it blocks other writers. The first message
-# may be larger.
+# Limits of one transaction that moves messages, because the transaction blocks other writers. The
+# first message may be larger.
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
 # Number of expired keys to delete for each stored key, so expired keys never accumulate.
 TRIM = 16
-# Delay before the retry after due messages could not be moved.
+# Delay before a retry after a failed move of due messages.
 RETRY_SECONDS = 5.0
 # Minimum time between two checks for an earlier due time. A check at every wakeup would make
 # listening to a busy sender 8 % more expensive.
@@ -82,7 +82,7 @@ _COUNT_REMOVED = "UPDATE queues SET delayed = delayed - ? WHERE app = ? AND name
 def send_with_options(
     transaction: Transaction, messages: Sequence[Outgoing], node: int
 ) -> list[str]:
-    """Add messages in the given order, some with send options; return their ids."""
+    """Add messages, some with send options, in the given order; return their ids."""
     return [_send(transaction, message, node) for message in messages]
 
 
@@ -94,7 +94,7 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     queue = tail.root or tail.id
     key = options.dedup_key
     if tail.root is not None and message.key is not None:
-        key = key_hash(message.key) + key  # it outlives a shard, and counts for the message's key
+        key = key_hash(message.key) + key  # per message key; outlives a shard
     execute = transaction.connection.execute
     now = transaction.now()
     sent = _SENT.first(transaction.connection, (queue, key, now))
@@ -119,11 +119,11 @@ def _store(
 
 
 def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
-    # It has no position yet, so its id is random.
+    # A delayed message has no position yet, so its id is random.
     queue = transaction.tail_for(message).id
     execute = transaction.connection.execute
     earliest = _NEXT.first(transaction.connection, {"app": transaction.app})
-    # Listeners sleep until the earliest due time: only an earlier message needs to wake them.
+    # Listeners sleep until the earliest due time, so only an earlier message must wake them.
     transaction.rings = transaction.rings or earliest is None or due < earliest[0]
     identifier = transaction.new_id(message)
     values = (transaction.app, due, queue, identifier, message.key, message.headers, message.body)
@@ -147,7 +147,7 @@ class _Due(NamedTuple):
 
 def move_due(transaction: Transaction, now: int) -> int:
     """Move due messages into their queues, in order of due time; return their number."""
-    # Messages beyond the limits are left for the next transaction.
+    # The next transaction moves messages beyond the limits.
     due = _take(transaction, now)
     if not due:
         return 0  # another listener moved them and woke the owners
@@ -187,8 +187,8 @@ class DelayScheduler:
         self._next: int | None = None
 
     def step(self) -> float | None:
-        """Move due messages; return the seconds until the next is due, None without one."""
-        # Checks before taking the write lock: another listener may have moved them already.
+        """Move due messages; return the seconds until the next due time, or None."""
+        # Check before taking the write lock, because another listener may have moved them already.
         now = time.monotonic()
         if now < self._not_before:
             return self._not_before - now
@@ -213,7 +213,7 @@ class DelayScheduler:
             return RETRY_SECONDS
 
     def _look(self, now: float) -> float | None:
-        """Find the next due time; return the seconds until then, None without one."""
+        """Find the next due time; return the seconds until then, or None."""
         self._look_at = now + LOOK_PAUSE_SECONDS
         rows = self._tables.read(_NEXT)
         self._next = rows[0][0] if rows else None

@@ -1,4 +1,4 @@
-"""The embedded broker as the registry knows it: ``sqlite:PATH``."""
+"""The registry entry of the embedded broker: ``sqlite:PATH``."""
 
 from __future__ import annotations
 

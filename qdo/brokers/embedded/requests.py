@@ -1,9 +1,9 @@
 """Requests in the embedded broker's file.
 
-Every change is one statement that checks the take, in the transaction that sends its messages.
-`take` looks without the write lock first, because idle workers look often.
+Each change is one statement that checks the take, in the transaction that sends its messages.
+`take` first looks without the write lock, because idle workers look often.
 
-SQLite itself refuses a value of a wrong type from any program, so no row can stop the others.
+SQLite refuses values of a wrong type from any program, so no row can block other rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from qdo.system.wakeup_pipes import PipeThread
 
 # Time between calls of `wake` without a wakeup.
 QUIET_SECONDS = 60.0
-# Tolerance: a Unix time as a float has an error of a microsecond.
+# Tolerance for the error of a Unix time as a float, which is a microsecond.
 SLACK_SECONDS = 0.00001
 
 _ADD = """
@@ -89,7 +89,7 @@ _DUE = Query(
     " ORDER BY rank, number LIMIT :places",
     _TAKEN_TYPES,
 )
-# The first ones of each priority are searched: no index has the order of all.
+# Search for the first requests of each priority, because no index has the order of all.
 _OLDEST = Query(
     f"{_TAKEN} FROM requests WHERE number IN ("  # noqa: S608 - constants
     + " UNION ALL ".join(
@@ -161,7 +161,7 @@ _FIND, _FIND_BRIEF = (
 )
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _ENDS = {each: f"state = 3 AND outcome = '{each}'" for each in OUTCOMES}
-# By condition and order, with which SQLite finds the right index.
+# Queries by condition and order, for which SQLite chooses the right index.
 _LIST = {
     (condition, order): Query(
         f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # noqa: S608
@@ -173,7 +173,7 @@ _LIST = {
     for condition in ("true", *_CONDITIONS, *_ENDS.values())
     for order in ("ASC", "DESC")
 }
-# One search of the index for each pool, not a look at each request.
+# One index search for each pool, instead of a look at each request.
 _POOLS_DUE = Query(
     """
 WITH RECURSIVE pools (name) AS (
@@ -210,7 +210,7 @@ _EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # noqa: S608
 
 
 def _execute(transaction: Transaction, statement: str, **values: Any) -> int:
-    """Execute a statement for the app; return how many rows it changed."""
+    """Execute a statement for the app; return the number of changed rows."""
     of = {**values, "app": transaction.app, "now": _now(transaction)}
     return transaction.connection.execute(statement, of).rowcount
 
@@ -253,7 +253,7 @@ def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
 
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
-    """Return rows without those that came before: the oldest may be the most urgent one, too."""
+    """Return each row once, because the oldest request may also be the most urgent."""
     numbers = set[int]()
     for row in rows:
         if row[0] not in numbers:
@@ -262,7 +262,7 @@ def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _fitting(rows: Iterable[Row]) -> list[Row]:
-    """Return the first rows, up to the one with which the bodies reach `TAKEN_BYTES`."""
+    """Return the first rows until the bodies reach `TAKEN_BYTES`."""
     chosen = []
     size = 0
     for row in rows:
@@ -274,7 +274,7 @@ def _fitting(rows: Iterable[Row]) -> list[Row]:
 
 
 def _look(connection: sqlite3.Connection, of: dict[str, Any]) -> tuple[set[str], Taken]:
-    """Return the ids of all requests of the pool that the worker owns, and what it may know."""
+    """Return the ids of the pool's requests that the worker owns, and a take without requests."""
     own: dict[str, str | None] = dict(_OWN.all(connection, of))
     (next_due,) = _NEXT.first(connection, of) or (None,)
     return {*own}, Taken((), {id: mark for id, mark in own.items() if mark is not None}, next_due)
@@ -287,8 +287,8 @@ def _guard(take: Take) -> dict[str, Any]:
 class EmbeddedRequests(RequestStore):
     """The requests of one app in a file.
 
-    :ivar stops: stop the listeners, for a broker that is closed.
-    :param check: returns the size of a message; raises the error of one that cannot be stored.
+    :ivar stops: functions that stop the listeners when the broker is closed.
+    :param check: returns the size of a message; raises an error if it cannot be stored.
     """
 
     def __init__(self, tables: EmbeddedTables, check: Callable[[Outgoing], int]) -> None:
@@ -409,7 +409,7 @@ class EmbeddedRequests(RequestStore):
                 lambda transaction: sum(_execute(transaction, _DISCARD, id=id) for id in failed)
             )
         if not self._read(_EXPIRED, now=self._now()):
-            return 0  # without taking the write lock: most calls find nothing
+            return 0  # without the write lock, because most calls find nothing
         return self._tables.change(lambda transaction: _execute(transaction, _EXPIRE))
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -429,7 +429,7 @@ class EmbeddedRequests(RequestStore):
         return time_of_position(self._tables.writer.clock())
 
     def _alter(self, statement: str, **values: Any) -> int:
-        """Change requests that may be taken, or that have a mark, from now on."""
+        """Make requests due, or mark them, and wake the listeners."""
 
         def work(transaction: Transaction) -> int:
             changed = _execute(transaction, statement, **values)

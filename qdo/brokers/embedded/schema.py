@@ -1,27 +1,27 @@
 """The tables of the embedded broker, and queries that check the types of their columns.
 
 `messages` is one B-tree in the order in which workers read it, and contains the bodies. On 2 cores,
-2.0 million rows of 100 bytes are fetched per second from 16 queues in turn, compared to 0.9 million
-from a table with a separate index.
+a process fetches 2.0 million rows of 100 bytes per second from 16 queues in turn, compared to 0.9
+million from a table with a separate index.
 
-Positions are assigned under the write lock and always increase over the whole file. So one index
-search on `head`, the newest position of a queue, finds the queues that changed since an earlier
-look. The next position follows `max(head)`.
+Writers assign positions under the write lock, and positions always increase in the whole file. So
+one index search on `head`, the newest position of a queue, finds the queues that changed since an
+earlier look. The next position follows `max(head)`.
 
-A delayed message gets its position when it is due and moves into its queue. `queues.delayed` counts
-the delayed messages, so that a backlog query need not. `dedup` stores for some time which message
-was sent with a deduplication key.
+A delayed message gets its position when it is due and moves into its queue. `queues.delayed` holds
+the number of delayed messages for backlog queries. `dedup` stores for some time which message was
+sent with a deduplication key.
 
-`number` numbers the messages of a queue. Messages are only deleted from the old end, so the
-remaining numbers have no gaps and the difference of two numbers is a count.
+`number` numbers the messages of a queue. Only the oldest messages are deleted, so the remaining
+numbers have no gaps, and the difference of two numbers is a count.
 
-No id is used twice (AUTOINCREMENT): a reader knows its queue by its id, and a command deletes the
-delayed messages that it has listed by their numbers.
+SQLite never reuses an id (AUTOINCREMENT), because readers identify queues by id, and a command
+deletes listed delayed messages by number.
 
 `Query` checks the type of each column that it reads. SQLite stores a value of any type in any
-column. In a damaged file a number may be a text, and the code behind the query would fail at some
-later place. So every query names the types that it expects, and another type is reported as damage,
-like damage that SQLite finds itself.
+column. In a damaged file a number may be a text, and the code after the query would fail later. So
+every query names the expected types. Another type is reported as damage, like damage that SQLite
+finds.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _DEDUP = """
     ) WITHOUT ROWID;
     CREATE INDEX dedup_by_until ON dedup (until);
 """
-# See `qdo.brokers.requests`. SQLite refuses a value of another type than that of its column. Times
-# are Unix times in seconds. `rank` is the priority of a request that may be taken, and otherwise
-# the time at which it is due, so one index answers both questions: of which priority the next one
-# is, and when the next one is due. `due` stays as it was given.
+# See `qdo.brokers.requests`. SQLite refuses a value whose type differs from its column. Times are
+# Unix times in seconds. `rank` is the priority of a due request, and the due time of any other
+# waiting request. So one index gives both the priority of the next request and the next due time.
+# `due` keeps the given value.
 REQUESTS = re.sub(
     r"(\w+) (TEXT|INTEGER|REAL|BLOB)((?: NOT NULL)?(?: DEFAULT \S+)?),\n",
     lambda found: (
@@ -117,14 +117,14 @@ REQUESTS = re.sub(
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3;
 """,
 )
-# Failed requests stay for long, so those that expire are found without reading them.
+# Failed requests stay for a long time, so this index finds expiring requests without them.
 FAILURES = """
     DROP INDEX requests_over;
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3 AND outcome IS NOT 'failed';
     CREATE INDEX requests_failed ON requests (app, pool, number)
         WHERE state = 3 AND outcome = 'failed';
 """
-# A row for each shard that ever was, see `qdo.brokers.streams`. `parents` is a JSON array. In the
+# A row for each present or past shard, see `qdo.brokers.streams`. `parents` is a JSON array. In the
 # table `queues`, `root` is the id of the first queue of a shard's stream, NULL for other queues.
 STREAMS = """
     ALTER TABLE queues ADD COLUMN root INTEGER;
@@ -155,7 +155,7 @@ _NO_ID_TWICE = f"""
     DROP TABLE old_delayed
 """  # noqa: S608 - constants
 
-# The node is random, with the bit set that marks random nodes (RFC 4122, section 4.5).
+# The node is random, and the bit that marks random nodes is set (RFC 4122, section 4.5).
 MESSAGES = Format(
     name="message",
     application_id=0x71646F6D,  # "qdom"
@@ -205,7 +205,7 @@ MESSAGES = Format(
         5: FAILURES,
     },
 )
-# By letter: integer, real, text, and blob; a capital allows NULL.
+# The types by letter: integer, real, text and blob. A capital letter allows NULL.
 _TYPES: dict[str, tuple[type, ...]] = {
     "i": (int,),
     "I": (int, NoneType),
@@ -222,17 +222,17 @@ Row = tuple[Any, ...]
 
 
 class Query:
-    """A SELECT with the types of its columns, one letter of `_TYPES` for each."""
+    """A SELECT statement with a letter of `_TYPES` for each column."""
 
     # Its methods raise `sqlite3.Error`, which `qdo.system.sqlite.translated` converts to errors of
-    # the file: DatabaseCorruptError for a value of another type.
+    # the file. A value of another type becomes DatabaseCorruptError.
 
     __slots__ = ("_kinds", "_known", "sql")
 
     def __init__(self, sql: str, columns: str) -> None:
         self.sql = sql
         self._kinds = tuple((column, _TYPES[each]) for column, each in enumerate(columns))
-        self._known: set[tuple[type, ...]] = set()  # right types of whole rows
+        self._known: set[tuple[type, ...]] = set()  # valid types of whole rows
 
     def all(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> list[Row]:
         rows: list[Row] = connection.execute(self.sql, parameters).fetchall()
@@ -242,7 +242,7 @@ class Query:
         return list(map(self._checked, rows))
 
     def each(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> Generator[Row]:
-        """Yield the rows one by one, for callers that do not read all."""
+        """Yield the rows one by one, for callers that do not read all rows."""
         with contextlib.closing(connection.execute(self.sql, parameters)) as cursor:
             yield from map(self._checked, cursor)
 
@@ -251,7 +251,7 @@ class Query:
         return None if row is None else self._checked(row)
 
     def only(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> Row:
-        """Return the first row, which every intact file has."""
+        """Return the first row, which exists in every intact file."""
         row = self.first(connection, parameters)
         if row is None:
             raise DamagedRowError("a row that every file has is missing")

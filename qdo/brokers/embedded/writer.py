@@ -3,7 +3,7 @@
 All writes of a process go through one native thread.
 
 The thread commits the calls of a group together: one transaction, one sync, one wakeup. If a group
-fails, each of its calls is retried in a separate transaction, so that each call gets its own error.
+fails, the thread retries each call in a separate transaction, and each gets its error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdo.system.native import sleep
 from qdo.system.sqlite import ReplacedFileCheck, is_busy, open_database, translate, translated
 
 BUSY_SECONDS = 30.0
-# Longest wait at the gate: a process that is suspended inside must not block all others.
+# Maximum wait at the gate, because a process that is suspended inside must not block all others.
 GATE_SECONDS = 1.0
 _EAGER_SECONDS = 0.05
 _EAGER_PAUSE_SECONDS = 0.0001
@@ -43,7 +43,7 @@ _NEWEST = Query("SELECT max(head) FROM queues", "I")
 _LARGEST_ID = Query("SELECT coalesce(max(id), 0) FROM queues", "i")
 _COUNT_QUEUES = Query("SELECT count(*) FROM queues WHERE app = ?", "i")
 _TOUCH_QUEUE = "UPDATE queues SET head = ?, sent = ?, largest = ? WHERE id = ?"
-# The next position in the file follows the largest `head`, also one of a deleted queue.
+# The next position in the file follows the largest `head`, even of a deleted queue.
 KEEP_HEAD = """
 INSERT INTO queues (app, name, head, sent, largest) VALUES ('', 'deleted', ?, 0, 0)
 ON CONFLICT (app, name) DO UPDATE SET head = max(head, excluded.head)
@@ -61,12 +61,12 @@ T = TypeVar("T")
 
 
 class FairWriteLock:
-    """Lets one process at a time try to take the write lock."""
+    """Lets one process at a time try to acquire the write lock."""
 
-    # In SQLite, waiting writers sleep for up to 100 ms, and a process that commits without pause
-    # starves the others. Behind the gate, only one process tries, and it tries often. The process
-    # that just had the lock must pass the gate again, after the process that is already there. The
-    # gate only adds fairness: SQLite's lock still decides which process writes.
+    # In SQLite, waiting writers sleep for up to 100 ms, so a process that commits without a pause
+    # starves the others. Only the process inside the gate tries to lock, at short intervals. A
+    # process that has released the lock enters the gate after the process that already waits there.
+    # The gate only adds fairness; SQLite's lock still decides which process writes.
 
     def __init__(self, path: str, folder: str) -> None:
         self._path = path
@@ -113,9 +113,9 @@ def _begin(connection: sqlite3.Connection) -> bool:
 
 def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
     """Repeat `attempt` until it succeeds; return False after `seconds`."""
-    # A commit takes less than a millisecond, so the pauses begin short and stay short. With
-    # doubling pauses, the slowest 1 % of sends of four busy processes take 12 ms; with these, 6 ms.
-    # A longer wait means that a process is suspended.
+    # A commit takes less than a millisecond, so all pauses are short. With them, the slowest 1 % of
+    # sends of four busy processes take 6 ms; with doubling pauses, 12 ms. A longer wait means that
+    # a process is suspended.
     began = time.monotonic()
     while not attempt():
         waited = time.monotonic() - began
@@ -127,7 +127,7 @@ def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
 
 @dataclass(slots=True)
 class Tail:
-    """The newest end of a queue within one transaction; see `schema.STREAMS` for shards."""
+    """The current end of a queue within one transaction; see `schema.STREAMS` for shards."""
 
     id: int
     head: int
@@ -139,8 +139,8 @@ class Tail:
 class Transaction:
     """The operations of a call that holds the write lock.
 
-    :ivar rings: whether to wake listeners of queues after it.
-    :ivar wakes_takers: whether to wake listeners of requests after it.
+    :ivar rings: whether to wake listeners of queues after the transaction.
+    :ivar wakes_takers: whether to wake listeners of requests after the transaction.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class Transaction:
         self._max_queues = max_queues
         self._newest: int | None = None
         self._tails: dict[str, Tail] = {}
-        self._shards: dict[str, Tail] = {}  # apart: each of their messages is looked at
-        self._maps: dict[str, ShardMap] = {}  # of streams, until one is divided
+        self._shards: dict[str, Tail] = {}  # separate, because each of their messages is examined
+        self._maps: dict[str, ShardMap] = {}  # by stream, until a split
         self._rows: list[tuple[int, int, int, bytes, str | None, str | None]] = []
 
     def append(self, messages: Sequence[Outgoing]) -> range:
@@ -180,8 +180,8 @@ class Transaction:
         return range(first, first + len(messages))
 
     def tail_for(self, message: Outgoing) -> Tail:
-        """Return the end of the queue that gets a message; for a shard, that of the open one."""
-        # A name of a sealed, deleted or wrong shard leads to the open shard of the message's key.
+        """Return the end of the queue that gets a message; for a stream, of its open shard."""
+        # The name of a sealed, deleted or wrong shard leads to the open shard of the message's key.
         name = message.queue
         tail = self._find(name)
         if tail is not None and tail.root is None:
@@ -200,7 +200,7 @@ class Transaction:
 
     def now(self) -> int:
         """Return the time at which the transaction began, as a position."""
-        # Of two messages with the same due time, the second must not be sent at once while the
+        # If two messages have the same due time, the second must not be sent at once while the
         # first is delayed.
         return self._began
 
@@ -255,7 +255,7 @@ class Transaction:
         return self._find(name) is not None
 
     def make_shard(self, name: str, root: int | None) -> int:
-        """Create a shard's queue in a stream, None for a new one; return the stream's root."""
+        """Create a shard's queue in a stream (`root` None: a new one); return the stream's root."""
         self._maps.clear()
         tail = self._shards[name] = self.tail(name)
         del self._tails[name]
@@ -266,7 +266,7 @@ class Transaction:
     def _check_room(self, queue: str) -> None:
         if self._max_queues is None:
             return
-        # Counting takes 10 ms for 100,000 queues. There are never more than the largest id.
+        # Counting takes 10 ms for 100,000 queues. The largest id is an upper bound of the count.
         (largest,) = _LARGEST_ID.only(self.connection)
         if largest < self._max_queues:
             return
@@ -293,7 +293,7 @@ class Writer(GroupedCalls[Work]):
         self._path = path
         self._app = app
         self._wakeups = wakeups
-        # Apart, so that a message wakes no worker that waits for requests. The ring passes it over.
+        # Separate, so that a message wakes no worker that waits for requests. The ring skips it.
         self.request_wakeups = f"{wakeups}/.requests"
         self.clock = clock
         self._limit = limit
@@ -313,9 +313,9 @@ class Writer(GroupedCalls[Work]):
         self.start()
 
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
-        """Run `work` in a transaction, and again if its group failed; return its result."""
-        # It runs on the writing thread, and its result is on disk. `size` is about how many bytes
-        # it adds.
+        """Run `work` in a transaction, and run it again if its group failed; return its result."""
+        # The writing thread runs it, and returns after its changes are on disk. `size` is the
+        # approximate number of bytes that it adds.
         result: T = self.call(work, size)
         return result
 
@@ -357,7 +357,7 @@ class Writer(GroupedCalls[Work]):
         return None
 
     def _commit(self, calls: list[GroupedCall[Work]]) -> tuple[Transaction, list[Any]]:
-        """Return the transaction, which knows whom to wake, and the result of each call."""
+        """Return the transaction, which knows the listeners to wake, and the calls' results."""
         connection = self._connection
         transaction = Transaction(connection, self._app, self.clock, self._limit())
         self._watch.check()
@@ -370,7 +370,7 @@ class Writer(GroupedCalls[Work]):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        # Only now is it certain that the commit is in the file that other processes open.
+        # Only now has the commit certainly reached the file that other processes open.
         self._watch.check()
         return transaction, results
 
@@ -380,10 +380,10 @@ class EmbeddedTables:
     """The tables of one app in a database. Safe to use from several threads."""
 
     reading: sqlite3.Connection
-    # The file of the database, for errors.
+    # The path of the database file, for errors.
     path: str
     app: str
-    # Makes all changes.
+    # The writer, which makes all changes.
     writer: Writer
     # 48-bit node of message ids.
     node: int

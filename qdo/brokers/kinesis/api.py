@@ -1,10 +1,10 @@
 """The Kinesis calls of one stream, and the rate limits of its shards.
 
-The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its own clock and
-rejects AT_TIMESTAMP with a time in its future.
+The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its clock, and
+rejects AT_TIMESTAMP if the time is in the future by this clock.
 
-Iterators and records raise one of `qdo.brokers.aws.errors.BOTO_ERRORS`; the other calls raise
-its `translation`.
+Calls for iterators and records raise `qdo.brokers.aws.errors.BOTO_ERRORS`. All other calls raise
+the errors of its `translation`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from qdo.positions import format_position, position_of_time
 from qdo.system.clock import paced
 from qdo.text import describe
 
-# Assumed skew at first: no shard is read from a more recent time than this.
+# The skew assumed at first; no shard is read from a more recent time.
 SLACK_SECONDS = 5.0
-# Largest possible skew: AWS rejects calls whose signature is further ahead.
+# The largest possible skew, because AWS rejects calls whose signature is further ahead.
 SKEW_SECONDS = 300.0
-# Most records that Kinesis returns at once.
+# The maximum number of records that Kinesis returns at once.
 MOST_RECORDS = 10_000
-# Memory in bytes that the messages of one response may take; one record may exceed it. Only
-# aggregated records of tiny messages come near: without them, a response has 10 MB.
+# The maximum memory of the messages of one response, in bytes; one record may exceed it. Only
+# aggregated records of tiny messages reach it. Without them, a response has at most 10 MB.
 ANSWER_COST = 32 * 1024 * 1024
-# Memory in bytes of a message without its body.
+# The memory of a message without its body, in bytes.
 MESSAGE_COST = 400
 # Position, body, key and headers of a message.
 Taken = tuple[int, bytes, "str | None", "str | None"]
-# How long the description of the stream is cached.
+# How long this process caches the description of the stream.
 SUMMARY_SECONDS = 60.0
-# Most concurrent calls for iterators: a worker may start with a thousand shards.
+# The maximum number of concurrent calls for iterators. A worker may start with a thousand shards.
 SEEKERS = 16
 TARGET = "Kinesis_20131202"
 # Methods of a boto3 client by action.
@@ -51,13 +51,13 @@ METHODS = {"GetRecords": "get_records"}
 
 
 class ClockSkew:
-    """The skew that a shard's poller assumes: reads by time begin `slack_seconds` before now."""
+    """The skew that a shard's poller assumes; reads by time begin `slack_seconds` before now."""
 
     def __init__(self) -> None:
         self.slack_seconds = SLACK_SECONDS
 
     def timestamp_rejected(self) -> bool:
-        """Assume the largest skew; return whether that may help, which it does only once."""
+        """Assume the largest skew; return whether this is new, because it can help only once."""
         helps = self.slack_seconds < SKEW_SECONDS
         self.slack_seconds = SKEW_SECONDS
         return helps
@@ -65,8 +65,6 @@ class ClockSkew:
     @staticmethod
     def complete_until(read_at: float) -> float:
         """Return the time at Kinesis before which no more records can arrive."""
-        # If the local clock is ahead, future records have earlier times than the read that reached
-        # the tip at `read_at`, a Unix time by the local clock.
         # If the local clock is ahead, future records have earlier times than the read that reached
         # the tip at `read_at`, a Unix time by the local clock.
         return read_at - SKEW_SECONDS
@@ -79,7 +77,7 @@ class ClockSkew:
             date = email.utils.parsedate_to_datetime(headers.get("date", ""))
         except (TypeError, ValueError):
             return 0.0
-        return max(0.0, sent_at - (date.timestamp() + 1.0))  # the date has no fractions
+        return max(0.0, sent_at - (date.timestamp() + 1.0))  # the date has whole seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +86,9 @@ class GetIterator:
 
     # ShardIteratorType.
     kind: str
-    # Of the record to begin at.
+    # The sequence number of the record to begin at.
     sequence: int | None = None
-    # Unix time to begin at.
+    # The Unix time to begin at.
     time: float | None = None
 
 
@@ -104,22 +102,22 @@ class GetRecords:
 class Records:
     """The response to `GetRecords`."""
 
-    # Sequence number of the first record, None without records.
+    # The sequence number of the first record, None without records.
     first: int | None
     # Position after all messages of the last record in `rows`, 0 without records.
     last: int
     rows: Sequence[Taken]
     records: int
-    # Of these records, in bytes.
+    # The size of these records in bytes.
     size: int
-    # None at the end of a closed shard.
+    # The next iterator; None at the end of a closed shard.
     next_iterator: str | None
     # Distance of the response from the tip of the shard.
     behind_seconds: float
-    # Mean bytes of memory that the messages of one record take.
+    # The mean memory of the messages of one record, in bytes.
     record_cost: int = 1
-    # `rows` has the messages of the first records only: all of them would take too much memory. The
-    # others must be asked for again.
+    # `rows` has the messages of the first records only, because all would take too much memory. The
+    # poller must request the other records again.
     cut: bool = False
 
 
@@ -128,18 +126,18 @@ class RetentionPeriod:
     """How long a stream keeps records."""
 
     seconds: float
-    # Unix time of the stream's creation; no record is older.
+    # The Unix time of the stream's creation; no record is older.
     since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where to begin reading a shard that has no position."""
+    """The place to begin reading a shard without a recorded position."""
 
-    # Oldest or latest, or a Unix time.
+    # The oldest or latest message, or a Unix time.
     kind: str | float = "oldest"
-    # The shard has parents that are read first. Then `latest` begins with its first message, not
-    # with its newest.
+    # Whether the shard has parents, which are read first. If so, `latest` begins with the first
+    # message of the shard, not the newest.
     inherits: bool = False
 
     def seek(self, now: float) -> GetIterator:
@@ -163,7 +161,7 @@ class PositionTrimmed(Exception):
 
 
 class ShardReadLimiter:
-    """Limits how often this process reads each shard, with all its readers together."""
+    """Limits how often all readers of this process together read each shard."""
 
     def __init__(self, pause_seconds: float) -> None:
         self.pause_seconds = pause_seconds
@@ -188,8 +186,8 @@ class KinesisApi:
     """The read calls of one stream. Safe to use from several threads.
 
     :param client: of boto3, without retries.
-    :param calls: makes GetRecords calls, the most frequent ones.
-    :ivar ahead_seconds: least proven amount by which the local clock is ahead of that of Kinesis.
+    :param calls: makes the GetRecords calls, which are the most frequent calls.
+    :ivar ahead_seconds: the proven minimum by which the local clock is ahead of Kinesis.
     """
 
     def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
@@ -244,8 +242,7 @@ class KinesisApi:
 
 def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Records:
     """Return a GetRecords response with its records decoded to messages."""
-    # Later records are left out where the messages of earlier ones exceed `ANSWER_COST`.
-    # Later records are left out where the messages of earlier ones exceed `ANSWER_COST`.
+    # Omit later records once the messages of the earlier ones exceed `ANSWER_COST`.
     records = response["Records"]
     rows: list[Taken] = []
     cost = taken = 0
@@ -271,13 +268,12 @@ def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None
 
 
 def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
-    """Return the messages of a record; one that cannot be read is one unreadable message."""
-    # Any program that may write to the stream can write any content.
+    """Return the messages of a record; an invalid record becomes one unreadable message."""
     # Any program that may write to the stream can write any content.
     data = _data(record)
     sequence = int(record["SequenceNumber"])
     arrival = _arrival(record)
-    # The partition key may be missing if the stream distributes records by itself.
+    # The partition key may be missing if Kinesis distributes the records of the stream.
     key = key_of(record.get("PartitionKey"))
     try:
         unpacked = unpack(data, hash_keys) if is_aggregated(data) else None

@@ -1,8 +1,8 @@
-"""The Kinesis broker: one stream, each of its shards a queue.
+"""The Kinesis broker: one stream, in which each shard is a queue.
 
-A queue's name is its ShardId. Its position is the sequence number of the last done record, which
-only the queue node records: there is no further table and no agent. After a reshard the queues of
-child shards begin when those of their parents are finished.
+A queue's name is its ShardId. Its position is the sequence number of the last done record. Only the
+queue node stores the position; no table or agent is needed. After a reshard, the queues of child
+shards begin when the queues of their parents are finished.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from qdo.jobs.retry import PolicyInForce
 from qdo.positions import position_now
 
 log = logging.getLogger(__name__)
-# Number of connections that are kept for reads.
+# The number of connections that are kept for reads.
 READERS = 256
-# Maximum of open calls with messages.
+# The maximum number of open calls with messages.
 SENDERS = 16
 
 
 class KinesisCatalog(QueueCatalog):
     """The shards of one stream. Safe to use from several threads or greenlets.
 
-    :param peek: opens a reader behind a position of a shard.
-    :param own_backlog: returns the backlog of a shard that this process reads, otherwise None.
+    :param peek: opens a reader after a position of a shard.
+    :param own_backlog: returns the backlog of a shard that this process reads, or None.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KinesisCatalog(QueueCatalog):
         peek: Callable[[str, int], PeekReader],
         own_backlog: Callable[[str, int], Backlog | None],
     ) -> None:
-        # A start time holds for child shards too. "latest" skips only the past of a new app.
+        # A start time also applies to child shards. "latest" skips only the past of a new app.
         self.child_start = CHILD_START if address.start == "latest" else 0
         self._address = address
         self._shards = shards
@@ -78,7 +78,7 @@ class KinesisCatalog(QueueCatalog):
 
     def has_position(self, queue: str, position: int) -> bool:
         """Return whether a shard has a record, or may have had one that has expired."""
-        # A few calls, which count toward the shard's read limit.
+        # This makes a few calls, which count toward the shard's read limit.
         return self._shards.find(queue) is None or self._peek(queue, position).finds()
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
@@ -92,13 +92,13 @@ class KinesisCatalog(QueueCatalog):
         ]
 
     def head(self, queue: str) -> int:
-        """Return the present time at Kinesis; reads no records."""
+        """Return the current time at Kinesis; read no records."""
         return self._peek(queue, 0).head() if self._shards.find(queue) is not None else 0
 
     def backlog(self, queue: str, after: int) -> Backlog:
-        """Return whether anything waits behind a position, and how old it is."""
-        # `count` is 1 for any number; `head` is the present. A few calls, which count toward the
-        # shard's read limit, unless this process owns and reads the shard.
+        """Return whether messages wait after a position, and their age."""
+        # `count` is 1 for any number, and `head` is the current time. Unless this process owns and
+        # reads the shard, it makes a few calls, which count toward the shard's read limit.
         found = self._own_backlog(queue, after)
         if found is not None:
             return found
@@ -134,9 +134,9 @@ class KinesisBroker(AwsBroker):
         super().__init__()
         self.address = address
         self._subscriptions: dict[str, KinesisSubscription] = {}
-        self._live: set[KinesisSubscription] = set()  # those that may still make a call
+        self._live: set[KinesisSubscription] = set()  # may still make calls
         self._client = make_client(address.place)
-        # Reading and sending retry, each at its own pace.
+        # Readers and senders retry at different rates.
         self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
         self._writes = make_client(address.place, connections=SENDERS, attempts=1)
         self._calls = make_calls(address.place, TARGET, METHODS, connections=READERS, version="1.1")
@@ -162,10 +162,10 @@ class KinesisBroker(AwsBroker):
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages durably; return their ids, which are sequence numbers.
 
-        A queue is a ShardId, which keeps the order within the shard; or the stream itself, whose
-        messages go to the shards of their keys, without a key to any shard.
+        A queue is a ShardId, which keeps the order within the shard, or the stream. Messages to the
+        stream go to the shards of their keys; messages without a key go to any shard.
 
-        :raises PartialSendError: Kinesis cannot store all or none; it says which were not stored.
+        :raises PartialSendError: some messages were stored; the error lists the unsent ones.
         """
         return [str(number) for number in self._send(messages)]
 
@@ -174,7 +174,7 @@ class KinesisBroker(AwsBroker):
             return self._sender.send(messages)
 
     def _resend(self, letter: DeadLetterRecord) -> int:
-        # The shard of its key takes it where its own shard is closed.
+        # If its shard is closed, the message goes to the shard of its key.
         shard = self.shards.find(letter.queue)
         target = letter.queue if shard is not None and not shard.closed else self.address.stream
         own_id = POSITIONS.message_id(letter.position, self.id_node)
@@ -203,7 +203,7 @@ class KinesisBroker(AwsBroker):
         return subscription
 
     def _ended(self, queue: str, subscription: KinesisSubscription) -> None:
-        """Drop a closed subscription, and so the messages that it holds."""
+        """Drop a closed subscription with its messages."""
         self._live.discard(subscription)
         if self._subscriptions.get(queue) is subscription:
             del self._subscriptions[queue]

@@ -1,7 +1,7 @@
-"""Encode messages as Kinesis records, and decode records, packed ones too.
+"""Encode messages as Kinesis records, and decode records, including aggregated records.
 
 A message without headers is stored as its body: JSON text, which every other consumer can read. A
-message with headers is stored as a JSON object. It contains the body as it is, or in base64 if the
+message with headers is stored as a JSON object. It contains the body unchanged, or in base64 if the
 body is bytes::
 
     {"qdo-headers":{"trace":"7"},"body":{"n":1}}
@@ -17,12 +17,12 @@ message, and its MD5 digest. Google's `protobuf` parses it. The Python module of
 aws-kinesis-agg, changes `sys.path` on import, had its last release in 2022, and keeps messages that
 belong to other shards. The tests read records that it packed.
 
-Such misplaced messages appear after a reshard. The producer packs messages by the shards it knows.
-When a record goes to another shard, it sends again the messages in it whose hash key belongs to a
-different shard. Like KCL, this module drops the misplaced copies.
+Such misplaced messages appear after a reshard, because the producer packs messages by the shards it
+knows. When a record goes to another shard, the producer sends again the messages whose hash key
+belongs to a different shard. Like KCL, this module drops the misplaced copies.
 
-Any program that may write to the stream can write such a record. So its content is checked against
-the limits of Kinesis before messages are made of it. 100,000 messages take half a second or more;
+Any program that may write to the stream can write such a record. So this module checks its content
+against the limits of Kinesis before it makes messages. 100,000 messages take half a second or more;
 the other queues of the process run meanwhile.
 """
 
@@ -43,11 +43,11 @@ from qdo.encoding import is_raw, is_utf8, parsed, text_headers, undecodable_head
 from qdo.errors import MessageTooLargeError, UsageError
 from qdo.system.clock import paced
 
-# Characters of a partition key.
+# The maximum number of characters of a partition key.
 MAX_KEY = 256
-# Body, envelope and partition key, unless the stream is configured to allow larger records.
+# The maximum bytes of body, envelope and key, unless the stream allows larger records.
 RECORD_BYTES = 1_048_576
-# Largest body without headers that fits beside any key.
+# The largest body without headers that fits into a record with any key.
 MAX_BODY_BYTES = RECORD_BYTES - 4 * MAX_KEY
 
 _KEYLESS = "qdo-no-key-"
@@ -58,8 +58,8 @@ _decoder = json.JSONDecoder()
 _MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16
 _MAX_HASH_DIGITS = 39
-# Messages in one record. A record of 1 MiB has room for 170,000 without a body: as messages of a
-# worker they would take 60 MB, and no producer sends such records.
+# The maximum number of messages in one record. A record of 1 MiB has room for 170,000 messages
+# without a body, which would take 60 MB in a worker. No producer sends such records.
 MAX_MESSAGES = 100_000
 _T = TypeVar("_T")
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -125,7 +125,7 @@ def decoded(data: bytes) -> tuple[bytes, str | None]:
 
 
 def _unwrap(data: bytes) -> tuple[bytes, str | None] | None:
-    """Return body and headers in an envelope; None if the data only begins like one."""
+    """Return the body and headers in an envelope; None if the data is not an envelope."""
     try:
         text = data[len(_OPENING) :].decode()
         headers, end = _decoder.raw_decode(text)
@@ -176,15 +176,15 @@ class Unpacked(NamedTuple):
 
 
 def is_aggregated(data: bytes) -> bool:
-    """Return whether a record begins like an aggregated record."""
+    """Return whether a record begins with the magic bytes of an aggregated record."""
     return data.startswith(_MAGIC)
 
 
 def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | None:
-    """Return the messages of an aggregated record, None if the record is an ordinary one.
+    """Return the messages of an aggregated record, None for an ordinary record.
 
-    :param hash_keys: first and last of the shard; messages with others are dropped. None: keep all.
-    :raises ValueError: the digest is right, but no producer library packs such a record.
+    :param hash_keys: the first and last of the shard; other messages are dropped. None: keep all.
+    :raises ValueError: the digest is valid, but no producer library packs such a record.
     """
     packed = data[len(_MAGIC) : -_DIGEST_BYTES]
     digest = hashlib.md5(packed, usedforsecurity=False).digest()
@@ -196,7 +196,7 @@ def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | N
         raise ValueError(f"it is not an aggregated record: {error}") from error
     if len(record.records) > MAX_MESSAGES:
         raise ValueError(f"it has {len(record.records)} messages, more than {MAX_MESSAGES}")
-    # Each access to a table makes a new string: 68,000 messages once made 34 GB of one key.
+    # Each access to a table makes a new string. So 68,000 messages once made 34 GB from one key.
     keys = [_checked_key(text) for text in record.partition_key_table]
     hashes = [_checked_hash(text) for text in record.explicit_hash_key_table]
     return list(_messages(record.records, keys, hashes, hash_keys))
@@ -234,7 +234,7 @@ def _checked_key(text: Any) -> str:
 
 
 def _checked_hash(text: Any) -> int | None:
-    """Return the number in a text, None if there is none: the partition key then decides."""
+    """Return the number in a text; None without one, and then the partition key decides."""
     if not isinstance(text, str):
         raise ValueError("a hash key is not UTF-8")
     if len(text) > _MAX_HASH_DIGITS:

@@ -1,8 +1,8 @@
-"""Dead letters of Kinesis: objects in a bucket of S3.
+"""Dead letters of Kinesis, stored as objects in an S3 bucket.
 
-A single record of a stream cannot be found again later, and a queue node is too small for bodies.
-Each dead letter is one object, ``PREFIX/APP/SHARD/MESSAGE.json``, where MESSAGE is the message's
-id. So storing the same message twice keeps the first dead letter.
+A stream has no lookup of single records, and a queue node is too small for bodies. Each dead letter
+is one object, ``PREFIX/APP/SHARD/MESSAGE.json``, where MESSAGE is the message's id. So if a message
+is stored twice, the first dead letter is kept.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class KinesisDeadLetters(DeadLetterStore):
         return Counter(name.removeprefix(self._folder).split("/")[0] for name in self._names(None))
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        """Send dead letters again, in the given order, and delete them then."""
-        # Not one transaction: an interruption can leave a dead letter that was sent again.
+        """Send dead letters again in the given order, then delete them."""
+        # This is not one transaction. An interruption can leave a dead letter that was sent again.
         return [self._retry(queue, position) for queue, position in keys]
 
     def _retry(self, queue: str, position: int) -> int | None:
@@ -99,7 +99,7 @@ class KinesisDeadLetters(DeadLetterStore):
         moved = self._resend(record)
         try:
             self._discard(queue, position)
-        except QdoError as error:  # it is sent, and the others must follow
+        except QdoError as error:  # this one is sent; continue with others
             log.warning(
                 "a dead letter was sent again, and stays a dead letter; discard it: %s of"
                 " queue %r: %s",
@@ -148,7 +148,7 @@ class KinesisDeadLetters(DeadLetterStore):
         try:
             letter = read(text)
             if self._name(letter.queue, letter.position) != name:
-                # A retry would send it to another queue than the one that an operator names.
+                # A retry would send it to a queue other than the one that an operator names.
                 raise ValueError("it has the name of another dead letter")
             return letter
         except Exception as error:
@@ -161,7 +161,7 @@ class KinesisDeadLetters(DeadLetterStore):
             ) from error
 
     def _read_or_warn(self, name: str) -> DeadLetterRecord | None:
-        """Return a dead letter, None for an object that is none: it must hide no other."""
+        """Return a dead letter; None for any other object, which must not hide dead letters."""
         try:
             return self._read(name)
         except _ForeignObjectError as error:
@@ -174,7 +174,7 @@ class _ForeignObjectError(AwsError):
 
 
 class NoDeadLetters(DeadLetterStore):
-    """The dead letters of an address without a place for them: there are none."""
+    """The empty store for an address that does not configure a place for dead letters."""
 
     def check(self) -> None:
         """Raise nothing."""
@@ -200,14 +200,14 @@ class NoDeadLetters(DeadLetterStore):
 
 def written(letter: DeadLetterRecord) -> bytes:
     fields = asdict(letter)
-    # Store it as text: few JSON parsers accept integers of 80 digits.
+    # Store it as text, because few JSON parsers accept integers of 80 digits.
     fields["position"] = str(letter.position)
     fields["body"] = base64.b64encode(letter.body).decode()
     return json.dumps(fields, indent=1).encode()
 
 
 def read(text: bytes) -> DeadLetterRecord:
-    """Return the dead letter of its JSON; raise any error if it is not a dead letter."""
+    """Return the dead letter in a JSON text; raise any error if it is not a dead letter."""
     fields = json.loads(text)
     return DeadLetterRecord(
         body=base64.b64decode(fields["body"], validate=True),

@@ -1,4 +1,4 @@
-"""Kinesis as the registry knows it: ``kinesis://REGION/STREAM``."""
+"""The registry entry of Kinesis: ``kinesis://REGION/STREAM``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdo.brokers.registry import BrokerKind, missing_library, parse_error
 
 
 def _open(url: str, app: str) -> Broker:
-    address = kinesis_address(url)  # an invalid one is reported without boto3, too
+    address = kinesis_address(url)  # reports an invalid address even without boto3
     try:
         from qdo.brokers.kinesis.broker import KinesisBroker
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Read a shard without owning it, for commands of operators. Makes only a few calls.
+"""Read a shard without owning it, with only a few calls, for commands of operators.
 
 Methods raise a QdoError if Kinesis does not answer.
 """
@@ -15,13 +15,13 @@ from qdo.brokers.kinesis.api import GetIterator, GetRecords, ShardReadLimiter, T
 from qdo.brokers.kinesis.poller import ShardPoller
 from qdo.brokers.kinesis.reader import ShardReader
 
-# A fetch ends at this size of bodies.
+# The total size of bodies at which a fetch ends.
 FETCH_BYTES = 16 * 1024 * 1024
-# The record at the position, and the next.
+# The number of records to look at: the record at the position, and the next.
 LOOK_RECORDS = 2
-# Calls to find the backlog: an iterator, and a few responses that may be empty.
+# The maximum calls to find the backlog: an iterator, and a few responses, which may be empty.
 BACKLOG_CALLS = 4
-# No call for the backlog begins later: a shard that does not answer must not hold up others.
+# No call for the backlog begins later, because a silent shard must not delay other shards.
 BACKLOG_SECONDS = 10.0
 
 Begin = Callable[[int], ShardReader]
@@ -47,7 +47,7 @@ class PeekReader:
         self._rows: list[Taken] = []
 
     def fetch(self, limit: int) -> list[Taken]:
-        """Return the next messages, at most `limit`; fewer at the tip or if bodies are large."""
+        """Return at most `limit` of the next messages; fewer at the tip or if bodies are large."""
         size = 0
         while len(self._rows) < limit and size < FETCH_BYTES:
             rows = self._read(limit - len(self._rows))
@@ -73,14 +73,14 @@ class PeekReader:
         """Read until messages arrive; return None at the tip."""
         reader = self._started()
         while True:
-            rows = self._call(reader, count + 1)  # the first record may be a known one
+            rows = self._call(reader, count + 1)  # the first record may be known
             if rows:
                 return rows
             if rows is None or reader.poll.tip.reached:
                 return None
 
     def _call(self, reader: ShardReader, most: int) -> list[Taken] | None:
-        """Make the next call once it is due; return None if there is none or on a stop."""
+        """Make the next call once it is due; return None without a next call, or on a stop."""
         while not self._stopped.is_set():
             now = time.time()
             call = reader.poll.next(now, most)
@@ -95,7 +95,7 @@ class PeekReader:
         return None
 
     def finds(self) -> bool:
-        """Return whether the shard has a record at the position, or only later ones."""
+        """Return whether the shard has the record at the position, not only later records."""
         reader = self._started()
         while reader.poll.has_position is None:
             if self._call(reader, LOOK_RECORDS) is None or reader.poll.tip.reached:
@@ -103,7 +103,7 @@ class PeekReader:
         return reader.poll.has_position is True
 
     def head(self) -> int:
-        """Return the present time at Kinesis, whose clock dates the messages."""
+        """Return the current time at Kinesis, whose clock dates the messages."""
         # The call for an iterator shows how far the local clock is ahead.
         reader = self._started()
         call = reader.poll.next(time.time())
@@ -114,12 +114,12 @@ class PeekReader:
         return reader.backlog(None, time.time()).head
 
     def look(self) -> Backlog:
-        """Return whether any message is waiting, after a few calls at most."""
+        """Return whether any message is waiting, after at most a few calls."""
         reader = self._started()
         until = time.monotonic() + BACKLOG_SECONDS
         rows: list[Taken] = []
         for _ in range(BACKLOG_CALLS):
-            # Reads count against the rate limit of the shard, so its owner loses them.
+            # Reads count toward the rate limit of the shard, so the owner can make fewer.
             call = reader.poll.next(time.time(), LOOK_RECORDS)
             if call is None or rows or reader.poll.tip.reached or self._stopped.is_set():
                 break
@@ -133,5 +133,5 @@ class PeekReader:
 
     @property
     def gap(self) -> PositionTrimmedError | None:
-        """The error of a worker that reads on from the position, if its record is gone."""
+        """The error that a worker at the position would get, if the record is gone."""
         return self._started().gap

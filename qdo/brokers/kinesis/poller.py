@@ -1,4 +1,4 @@
-"""The next call for one shard: a state machine without I/O and without a clock.
+"""Decide the next call for one shard: a state machine without I/O and without a clock.
 
 ==============  ================================================  ==============================
 call            when                                              answered with
@@ -14,9 +14,9 @@ call            when                                              answered with
 None            the shard was read to its end
 ==============  ================================================  ==============================
 
-An iterator is only a short-lived handle (5 minutes). The state is the position of the last record
-taken. A new iterator begins *at* that record, not after it. So the rest of an aggregated record is
-found. If another record comes first, that record is gone.
+An iterator is only a handle that lives for 5 minutes. The state is the position of the last record
+taken. A new iterator begins *at* that record, not after it, to find the rest of an aggregated
+record. If Kinesis returns another record first, that record is gone.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from qdo.brokers.kinesis.api import (
 from qdo.brokers.kinesis.positions import index_in_record, is_end, sequence_of, time_in
 from qdo.positions import time_of_position
 
-# How long a response describes the present backlog.
+# The time for which a response describes the current backlog.
 FRESH_SECONDS = 30.0
 FIRST_RECORDS = 1000
-# Approximate size of a response: the number of records asked for follows their size.
+# Approximate size of a response; the number of requested records depends on their size.
 ANSWER_BYTES = 4 * 1024 * 1024
-# Read rate of a shard, for all its readers together; Kinesis throttles faster readers.
+# Maximum read rate of a shard for all readers together; Kinesis throttles faster readers.
 READ_BYTES_PER_SECOND = 2 * 1024 * 1024
-# Delays after throttled reads; AWS advises 1 s after the first.
+# Delays after throttled reads; AWS recommends 1 s after the first.
 READ_BACKOFF = Backoff(1.0, 30.0)
 
 
@@ -56,7 +56,7 @@ class ShardTip:
     """The distance from the tip of a shard. Times are Unix times by the local clock.
 
     :ivar reached: the last response contained everything up to the tip.
-    :ivar reached_at: time of the newest response that did, None before the first.
+    :ivar reached_at: time of the newest response that reached the tip, None before the first.
     """
 
     def __init__(self) -> None:
@@ -73,18 +73,18 @@ class ShardTip:
             self.reached_at = now
 
     def complete_until(self, start_time: float | None) -> float | None:
-        """Return the AWS time up to which everything was read since a time; None before the tip."""
+        """Return the AWS time up to which reading since a time is complete; None before the tip."""
         if self.reached_at is None:
             return None
         return max(ClockSkew.complete_until(self.reached_at), start_time or 0.0)
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether the last response is recent and the clock was not set back since."""
+        """Return whether the last response is recent, and the clock has not been set back since."""
         return self._behind is not None and 0 <= now - self._behind[1] < FRESH_SECONDS
 
     def behind_seconds(self, now: float) -> float | None:
         """Return the distance from the tip; None before the first response."""
-        # The distance in a response is as old as the response, and grows while a job runs.
+        # The distance is as old as the response, and grows while a job runs.
         if self._behind is None:
             return None
         seconds, received_at = self._behind
@@ -95,14 +95,14 @@ class ShardPoller:
     """Decides how to read one shard after a position.
 
     :param after: position of the last message taken.
-    :param pause_seconds: from one read to the next.
+    :param pause_seconds: the time from one read to the next.
     :param dice: returns a random number from 0 to 1.
     :ivar ended: whether the shard was read to its end.
-    :ivar has_position: whether the shard has the record at `after`, or only later ones. None
+    :ivar has_position: whether the shard has the record at `after`, not only later records. None
         before the first record.
     :ivar throttled: number of throttled calls.
-    :ivar failures: calls that failed since the last response, without throttled ones.
-    :ivar consecutive_errors: the same, with throttled ones.
+    :ivar failures: number of failed calls since the last response, without throttled calls.
+    :ivar consecutive_errors: number of failed calls since the last response, with throttled calls.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ShardPoller:
         self._paused_seconds = 0.0
 
     def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
-        """Return the next call, for at most `most` records, to be made once `due_in` is 0."""
+        """Return the next call for at most `most` records; make the call once `due_in` is 0."""
         if self.ended:
             return None
         if self._iterator is not None:
@@ -160,8 +160,8 @@ class ShardPoller:
     def records_received(self, answer: Records, now: float) -> list[Taken]:
         """Process the response to `GetRecords`; return the messages that are new.
 
-        :raises PositionTrimmed: the response does not begin with the record asked for; see
-            `resume_at_oldest`. No message of the response is taken.
+        :raises PositionTrimmed: the response does not begin with the requested record; see
+            `resume_at_oldest`. The poller takes no message of the response.
         """
         self._check_first(answer)
         if self.has_position is None and answer.first is not None:
@@ -185,7 +185,8 @@ class ShardPoller:
             self.after = max(after, answer.last)
         else:
             rows = [row for row in answer.rows if time_in(row[0]) > after]
-            # Until the first new message, reading begins at the time: earlier records do not count.
+            # Before the first new message, the poller reads from a time, so earlier records do not
+            # count.
             begun = rows or answer.cut or (not after and answer.records)
             self.after = answer.last if begun else after
         return rows
@@ -194,7 +195,7 @@ class ShardPoller:
         sought = self._sought
         if sought is None or answer.first == sought:
             return
-        # A response without records proves nothing before the tip.
+        # An empty response proves nothing unless it reached the tip.
         if answer.first is None and answer.behind_seconds > 0 and answer.next_iterator is not None:
             return
         raise PositionTrimmed
@@ -205,15 +206,15 @@ class ShardPoller:
 
     def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
         """Return whether every message was read, though the record at `after` is gone."""
-        # Everything that arrived up to a known time was read. If the stream still keeps all records
-        # that are younger, the record at `after` is only too old: the shard received nothing for
-        # days. A stream that was created after that time is another stream of the same name.
+        # The poller has read all records up to a known time. If the stream still keeps all later
+        # records, the record at `after` has only expired, because the shard received nothing for
+        # days. A stream that was created after that time is another stream with the same name.
         known = max(time_of_position(time_in(self.after)), self.complete_until or 0.0)
         return retention.since <= known and now < known + retention.seconds
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
-        """Return the age of the oldest message that is not processed, None if unknown."""
-        # `oldest` is the position of the oldest message that was taken and is not finished.
+        """Return the age of the oldest unprocessed message, None if unknown."""
+        # `oldest` is the position of the oldest message that was taken but is not finished.
         if oldest is not None:
             return max(0.0, now - time_of_position(time_in(oldest)))
         return 0.0 if self.ended else self.tip.behind_seconds(now)
@@ -233,9 +234,9 @@ class ShardPoller:
         self._iterator = None
 
     def timestamp_rejected(self) -> bool:
-        """Begin earlier: Kinesis may have rejected a future time; return if that may help."""
-        # The local clock is ahead. Waiting until that time would skip the messages that arrive in
-        # between.
+        """Begin earlier after Kinesis may have rejected a future time; return if this may help."""
+        # The local clock is ahead. Waiting until that time would skip the messages that arrive
+        # meanwhile.
         beginning = self._beginning
         if beginning is not None and self._start.kind != "latest":
             return False
@@ -252,12 +253,12 @@ class ShardPoller:
         self._trimmed_position = self.after
 
     def finish(self) -> None:
-        """Treat the shard as read to its end: it no longer exists."""
+        """Treat the shard as read to its end, because it no longer exists."""
         self.ended = True
 
     def due_in(self, now: float) -> float:
         """Return the seconds until the next call may be made at `now`, a Unix time."""
-        # The poller does not wait longer if the clock was set back.
+        # After the clock was set back, the poller does not wait longer.
         left = self.not_before - now
         return left if 0 < left <= self._paused_seconds else 0.0
 

@@ -3,21 +3,21 @@
 A position is ``sequence << 96 | subsequence << 64 | time``: the sequence number of the record
 (up to 190 bits), the index of the message within an aggregated record, and the UUIDv1 time of the
 record's arrival. So positions compare like sequence numbers, by value and not as text. Each
-position contains the time that is recorded as `last`. A position without a sequence number is only
-a time: the target of an operator's seek.
+position contains the time to record as `last`. A position without a sequence number is only a time,
+the target of an operator's seek.
 """
 
 from __future__ import annotations
 
 from qdo.positions import Positions
 
-# Recorded position of a shard that was processed to its end.
+# The recorded position of a shard that was processed to its end.
 FINISHED = "SHARD_END"
 # The end of a shard. Sequence numbers of AWS have 186 bits.
 END_SEQUENCE = (1 << 190) - 1
 
-# Recorded as `last` of a child shard that begins with its first message, whatever start is
-# configured. Unlike `KinesisPositions.earliest`, it does not come from an operator's seek.
+# The `last` of a child shard that begins with its first message, regardless of the configured
+# start. Unlike `KinesisPositions.earliest`, it does not come from an operator's seek.
 CHILD_START = 2
 
 _SEQUENCE_SHIFT = 96
@@ -32,12 +32,12 @@ def pack(sequence: int, subsequence: int, time: int) -> int:
 
 
 def whole(sequence: int, time: int) -> int:
-    """Return the position after all messages of a record, however many."""
+    """Return the position after all messages of a record."""
     return pack(sequence, _SUBSEQUENCE_MASK, time)
 
 
 def at_time(position: int, time: int) -> int:
-    """Return the position with another time, up to which no unread message is left."""
+    """Return the position with another time, up to which all messages were read."""
     return index_in_record(position) << _SUBSEQUENCE_SHIFT | time
 
 
@@ -68,7 +68,7 @@ class KinesisPositions(Positions):
     """Positions of Kinesis, recorded as ``SEQUENCE``, ``SEQUENCE:SUBSEQUENCE`` or ``SHARD_END``."""
 
     stable = True
-    # A time before all others: 0 means the start position of the broker's address.
+    # The earliest time; 0 means the start position in the broker's address.
     earliest = 1
 
     def resume_after(self, last: int, position: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Make the calls of a shard poller, and keep the messages that are not known to be done."""
+"""Make the calls of a shard poller, and keep the messages until they are done."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from qdo.positions import format_position, position_of_time
 
 log = logging.getLogger(__name__)
 
-# Transient failures in a row that are only logged, not raised.
+# The number of successive transient failures that are only logged.
 PATIENCE = 3
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
-# No stream keeps its records for less.
+# The minimum retention of a stream.
 LEAST_RETENTION_SECONDS = 86_400.0
-# Bodies of fetched messages that are kept so that they can be fetched again.
+# The maximum bytes of fetched bodies that are kept, to fetch them again.
 KEPT_BYTES = 8 * 1024 * 1024
-# Messages dropped before the list is shortened: each time, the rest of the list is moved.
+# The number of dropped messages at which the list is shortened, which moves the rest of the list.
 COMPACT = 1024
 
 
 class ShardReader:
     """Makes the calls of a `ShardPoller` and handles their failures.
 
-    :param hash_keys: of the shard; None: unknown, so messages of other shards are kept.
+    :param hash_keys: range of the shard; None: unknown, so messages of other shards are kept.
     :param trimmed: the reaction if the position is gone. ``stop``: raise an error. ``oldest``:
-        continue with the oldest record. ``look``: the same without logging, for callers that
-        process nothing.
+        continue with the oldest record. ``look``: like ``oldest``, but without logging, for callers
+        that process nothing.
     :param is_listed: returns whether the stream still has the shard.
     :ivar failure: the error of the latest call, None if it succeeded.
-    :ivar gap: the error for the position, if its record is gone; also without ``stop``.
+    :ivar gap: the error for a position whose record is gone, even without ``stop``.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ShardReader:
 
         :param oldest: position of the oldest waiting message that was read.
         """
-        # The head is the present time at Kinesis, whose clock dates the messages. A later head
+        # The head is the current time at Kinesis, whose clock dates the messages. A later head
         # would include messages that have not arrived yet.
         behind = self.poll.behind_seconds(now, oldest)
         empty = oldest is None and (self.poll.ended or self.poll.tip.reached)
@@ -118,7 +118,7 @@ class ShardReader:
         )
 
     def _retention_seconds(self, behind: float | None) -> float | None:
-        """Return the stream's retention, if it may matter to messages of this age."""
+        """Return the stream's retention, if it may affect messages of this age."""
         if behind is None or behind < LEAST_RETENTION_SECONDS / 2:
             return None
         try:
@@ -145,7 +145,8 @@ class ShardReader:
         elif is_throttling(error):
             self.failure = found
             pause = self.poll.call_throttled(now)
-            # An occasional one is harmless: another process read the shard, such as a CLI command.
+            # Occasional throttling is harmless: another process, such as a CLI command, read the
+            # shard.
             level = logging.WARNING if self.poll.consecutive_errors >= PATIENCE else logging.INFO
             log.log(level, "queue %s: throttled by Kinesis; retrying in %.1f s", self._shard, pause)
         else:
@@ -207,14 +208,14 @@ def _has_time(call: GetIterator | GetRecords) -> bool:
 
 
 class PrefetchBuffer:
-    """Messages of one shard from a position on, in order.
+    """Messages of one shard after a position, in order.
 
-    :ivar tip: position up to which the shard has no messages but those in the buffer.
-    :ivar waiting_bytes: bodies of messages that were not fetched yet.
+    :ivar tip: position up to which the buffer has all messages of the shard.
+    :ivar waiting_bytes: size of the bodies that were not fetched yet.
     """
 
-    # Fetched messages stay until they are finished. So an owner whose job failed need not read them
-    # from Kinesis again. Beyond `KEPT_BYTES` the oldest of them are dropped.
+    # Fetched messages stay until they are finished, so an owner whose job failed need not read them
+    # from Kinesis again. Beyond `KEPT_BYTES`, the buffer drops the oldest of them.
 
     def __init__(self, after: int) -> None:
         self._floor = after
@@ -245,7 +246,7 @@ class PrefetchBuffer:
         return rows
 
     def done(self, position: int) -> None:
-        """Mark one message finished; earlier ones may still be running."""
+        """Mark one message finished; earlier messages may still be running."""
         if index_in_record(position) <= index_in_record(self._floor):
             return
         self._done.add(position)
@@ -271,7 +272,7 @@ class PrefetchBuffer:
             self._first = 0
 
     def rewind(self, after: int) -> bool:
-        """Fetch again from after a position; return False if the buffer does not reach it."""
+        """Fetch again after a position; return False if the buffer does not reach the position."""
         if not self.reaches(after):
             return False
         index = index_in_record(after)
@@ -281,7 +282,7 @@ class PrefetchBuffer:
         return True
 
     def reaches(self, after: int) -> bool:
-        """Return whether the buffer has every message after a position that was read."""
+        """Return whether the buffer has every read message after a position."""
         index = index_in_record(after)
         if index == 0:  # a time before the first message
             return self._floor <= after <= max(self._floor, self.tip)
@@ -293,7 +294,7 @@ class PrefetchBuffer:
         return self._rows[index][0] if index < len(self._rows) else None
 
     def newest(self) -> int:
-        """Return the position of the last message, or the one after which messages will begin."""
+        """Return the position of the last message; in an empty buffer, the position before it."""
         return self._rows[-1][0] if self._first < len(self._rows) else self._floor
 
     def oldest(self) -> int | None:

@@ -1,10 +1,11 @@
-"""Sending to a stream: up to 500 records per call, in order for each key.
+"""Send to a stream: up to 500 records per call, in order for each key.
 
 PutRecords may store some records of a call and reject earlier ones. So a call contains only
 one record per key, and the next record of a key waits until the previous one is stored. Keys do not
-wait for each other, and messages without a key do not wait at all. All messages that are sent to
-one shard by its name form a single lane, as in any queue of qdo. If a response is lost, the call
-is repeated. Then its records may be stored twice, directly after one another within their lane.
+wait for each other, and messages without a key do not wait at all. All messages that are sent to a
+shard by its name form a single lane, as in any queue of qdo. If a response is lost, the sender
+repeats the call. Then Kinesis may store its records twice, one directly after the other within
+their lane.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from qdo.queues import check_queue_name
 log = logging.getLogger(__name__)
 
 MOST_RECORDS = 500
-# Size of all records of a call. Newer streams accept twice as much; all accept this.
+# The maximum size of a call's records. All streams accept this; newer ones accept twice as much.
 CALL_BYTES = 5 * 1024 * 1024
 SEND_BACKOFF = Backoff(0.1, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A message that can be sent."""
+    """A message that is ready to send."""
 
     # Its index in the caller's messages.
     index: int
-    # Its shard, None for the shard of its key.
+    # Its shard; None: the shard of its key.
     shard: str | None
     # Messages of one lane keep their order.
     lane: str
@@ -80,8 +81,8 @@ class KinesisSender:
     def send(self, messages: Sequence[Outgoing]) -> list[int]:
         """Store messages, in order for each key; return their sequence numbers.
 
-        :raises PartialSendError: some were stored; the error lists the others.
-        :raises QdoError: none was stored, as when one of them is invalid.
+        :raises PartialSendError: some messages were stored; the error lists the unsent ones.
+        :raises QdoError: no message was stored, for instance because one is invalid.
         """
         lanes: _Lanes = OrderedDict()
         for index, message in enumerate(messages):
@@ -123,7 +124,7 @@ class KinesisSender:
                 raise error
 
     def _try(self, batch: Sequence[_Ready], stored: list[int | None]) -> QdoError | None:
-        """Send records once; return an error worth a retry, None if all are stored."""
+        """Send records once; return an error that allows a retry, None if all are stored."""
         entries = [each.entry for each in batch]
         try:
             answer = self._client.put_records(StreamName=self._address.stream, Records=entries)
@@ -145,7 +146,7 @@ class KinesisSender:
         return rejection(self._address.place, "kinesis:PutRecords", stream, failed)
 
     def _check_shard(self, ready: _Ready, found: str) -> None:
-        """List the shards again if a message went to another shard than asked for."""
+        """List the shards again if a message went to another shard than requested."""
         if ready.shard in (None, found):
             return
         log.warning(
@@ -170,7 +171,7 @@ def _heads(lanes: _Lanes) -> list[_Ready]:
 
 
 def _remove_stored(lanes: _Lanes, done: _Ready) -> None:
-    """Remove a stored message, and move its lane behind the lanes that wait longer."""
+    """Remove a stored message, and move its lane after the lanes that have waited longer."""
     lane = lanes[done.lane]
     lane.popleft()
     if lane:

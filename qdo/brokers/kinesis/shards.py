@@ -21,10 +21,10 @@ class Shard:
     """One shard."""
 
     name: str
-    # One after a split, two after a merge, none for the first shards of a stream. They are still
-    # listed here after they have expired.
+    # The parents: one after a split, two after a merge, none for the first shards of a stream. They
+    # stay listed here even after they have expired.
     parents: tuple[str, ...]
-    # First and last hash key of the shard's records.
+    # The first and last hash key of the shard's records.
     hash_keys: tuple[int, int]
     closed: bool
 
@@ -51,8 +51,8 @@ class Shards:
         self._lock = threading.Lock()
 
     def list(self) -> Sequence[Shard]:
-        """List all shards that contain or accept records."""
-        # Closed shards are listed until the stream has deleted all their records.
+        """Return all shards that contain or accept records."""
+        # Kinesis lists closed shards until it has deleted all their records.
         listed: list[Shard] = []
         call: dict[str, Any] = {
             "StreamName": self._address.stream,
@@ -62,7 +62,7 @@ class Shards:
             with translate(self._address.place, "stream", self._address.stream):
                 answer = self._client.list_shards(**call)
             listed.extend(map(shard_of, answer["Shards"]))
-            # The token implies the other parameters: Kinesis rejects both together.
+            # The token implies the other parameters, and Kinesis rejects both together.
             call = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
         with self._lock:
             self._known = {each.name: each for each in listed}
@@ -70,7 +70,7 @@ class Shards:
         return listed
 
     def find(self, name: str) -> Shard | None:
-        """Return a shard, listing them again if it is unknown; None if it does not exist."""
+        """Return a shard, None if it does not exist; list the shards again if it is unknown."""
         shard = self.known(name)
         if shard is None or self._stale:
             self.list()
@@ -78,12 +78,12 @@ class Shards:
         return shard
 
     def is_listed(self, name: str) -> bool:
-        """Ask whether the stream has a shard at present."""
+        """Ask Kinesis whether the stream has a shard now."""
         self.list()
         return self.known(name) is not None
 
     def known(self, name: str) -> Shard | None:
-        """Return a shard from the last list, None if it was not listed."""
+        """Return a shard from the last list, or None."""
         with self._lock:
             return self._known.get(name)
 
@@ -97,7 +97,7 @@ class Shards:
         return () if shard is None else shard.parents
 
     def has_listed_parent(self, name: str) -> bool:
-        """Return whether a parent of the shard still exists, so that the shard is recent."""
+        """Return whether a parent of the shard still exists; then the shard is recent."""
         return any(self.known(parent) is not None for parent in self.parents(name))
 
     def open_one(self, name: str) -> Shard:

@@ -17,10 +17,10 @@ from qdo.positions import position_of_time
 
 log = logging.getLogger(__name__)
 
-# More records are asked for while the buffer has less than both and the owner fetches.
+# While the owner fetches, the greenlet requests records if the buffer is below both limits.
 AHEAD_BYTES = ANSWER_BYTES // 2
 AHEAD_MESSAGES = MOST_RECORDS // 2
-# How often progress through a shard without messages is recorded.
+# The interval at which progress through a shard without messages is recorded.
 TIP_SECONDS = 900.0
 
 Begin = Callable[[int], ShardReader]
@@ -29,9 +29,9 @@ Begin = Callable[[int], ShardReader]
 class KinesisSubscription(Subscription):
     """The messages of one shard, for its owner.
 
-    :param begin: makes the reader of the shard after a position; may make calls.
-    :param wake: called when there is something new to fetch.
-    :param ended: called when no more calls will be made.
+    :param begin: returns a reader of the shard after a position; may make calls.
+    :param wake: called when there are new messages to fetch.
+    :param ended: called after the last call.
     :param clock: returns the Unix time.
     """
 
@@ -58,7 +58,7 @@ class KinesisSubscription(Subscription):
         self._restart(after)
 
     def _restart(self, after: int) -> None:
-        """Begin after a position and drop everything read before; call with the lock held."""
+        """Begin after a position, and drop all messages read so far; call with the lock held."""
         self._after = after
         self._buffer = PrefetchBuffer(after)
         self._reader: ShardReader | None = None
@@ -76,14 +76,15 @@ class KinesisSubscription(Subscription):
 
     def reader(self, after: int) -> KinesisSubscription:
         with self._lock:
-            # `fetched_through` stays: it counts once the whole buffer was fetched again.
+            # `fetched_through` stays; it is valid once the owner has fetched the whole buffer
+            # again.
             self.end = None
             if not self._buffer.rewind(after):
                 self._restart(after)
         return self
 
     def fetch(self, limit: int) -> list[Taken]:
-        """Return messages of the buffer; ask for more if it runs low, or raise why none came."""
+        """Return messages of the buffer; request more if it runs low; raise the error of a read."""
         with self._lock:
             rows = self._buffer.take(limit)
             failure = None if rows else self._failure
@@ -111,7 +112,7 @@ class KinesisSubscription(Subscription):
             self._buffer.done_through(position)
 
     def backlog(self, after: int) -> Backlog | None:
-        """Return the backlog after a position; None if only Kinesis can tell."""
+        """Return the backlog after a position; None if only Kinesis knows it."""
         with self._lock:
             reader = self._reader
             now = self._clock()
@@ -146,8 +147,8 @@ class KinesisSubscription(Subscription):
             self._ended(self)
 
     def step(self) -> float | None:
-        """Make the next call if it is wanted and due; return the seconds until the next step."""
-        # None: not before the owner wants more.
+        """Make the next call if it is needed and due; return the seconds until the next step."""
+        # None: wait until the owner needs more messages.
         self._work.clear()
         with self._lock:
             wanted = self._wanted and not self._closed
@@ -188,9 +189,9 @@ class KinesisSubscription(Subscription):
         """Add messages to the buffer; return the seconds until the next call."""
         with self._lock:
             if buffer is not self._buffer:
-                return 0.0  # the owner went back to another position
+                return 0.0  # the owner moved to another position
             buffer.add(rows)
-            # Not asked of `poll` later: it knows of an answer before the messages are here.
+            # Take it now: `poll` knows about an answer before the messages are in the buffer.
             self._reached = poll.tip.reached or poll.ended
             self._update_end()
             if rows or poll.ended:
@@ -203,9 +204,9 @@ class KinesisSubscription(Subscription):
 
     def _update_tip(self, poll: ShardPoller) -> bool:
         """Advance `fetched_through` at the tip, but not too often; call with the lock held."""
-        # A queue without messages needs it. Without a recorded time, it would begin at the
-        # configured start again, which may be a later one tomorrow. With an old record, messages
-        # would seem to be lost once that record is deleted.
+        # A queue without messages needs this time. Without a recorded time, an owner would begin at
+        # the configured start again, which may be later by then. With an old record, messages would
+        # seem to be lost once Kinesis deletes the record.
         complete_until = poll.complete_until
         if not poll.tip.reached or complete_until is None or self._buffer.waiting:
             return False
@@ -226,7 +227,7 @@ class KinesisSubscription(Subscription):
         self._wake()
 
     def _update_end(self) -> None:
-        """Set `end` once the shard was fetched completely; call with the lock held."""
+        """Set `end` once the owner has fetched the whole shard; call with the lock held."""
         reader = self._reader
         if reader is not None and reader.poll.ended and not self._buffer.waiting:
             self.end = end(time_in(reader.poll.after))

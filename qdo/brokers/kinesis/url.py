@@ -29,11 +29,11 @@ class KinesisAddress:
     region: str
     stream: str
     endpoint: str | None = None
-    # Where to begin a shard that has no position yet: oldest, latest, or a Unix time.
+    # The start of a shard without a recorded position: oldest, latest, or a Unix time.
     start: str | float = "oldest"
-    # GetRecords calls for each shard, at most 5.
+    # The number of GetRecords calls per second for each shard, at most 5.
     reads_per_second: float = 1.0
-    # Stop or oldest: the reaction when a position is gone from the stream.
+    # The reaction when a position is gone from the stream: stop or oldest.
     trimmed: str = "stop"
     # (bucket, prefix) in S3; None if dead letters cannot be stored.
     dead_letters: tuple[str, str] | None = None

@@ -42,10 +42,11 @@ from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name
 from qdo.system.clock import clock
 
-# Waiting messages that are counted; a longer backlog is approximate. Counting takes 0.2 s for as
-# many.
+# The maximum number of messages to count; a longer backlog is approximate. Counting this many takes
+# 0.2 s.
 COUNTED = 1_000_000
-# In one query. With 150 million messages it would take 30 s, and the server would seem gone.
+# The maximum in one query. For 150 million messages it would take 30 s, and the server would seem
+# to be down.
 MAX_QUEUES = 1000
 
 _NEW_NAMES = """
@@ -71,7 +72,7 @@ FROM unnest(%(names)b::text[], %(afters)b::bigint[]) AS asked(name, after)
 JOIN {{schema}}.queues ON app = %(app)s AND queues.name = asked.name
 """  # noqa: S608 - constants
 
-# Of a statement that opens a partition: the table and its indexes.
+# The locks of a statement that opens a partition: on the table and its indexes.
 LOCKS = 3
 _PARTITIONS = """
 SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(partition_ticks),
@@ -87,7 +88,8 @@ SELECT most - current_setting('superuser_reserved_connections')::integer
     - coalesce(current_setting('reserved_connections', true)::integer, 0), most
 FROM current_setting('max_connections') AS named(text), CAST(text AS integer) AS most
 """
-# Age of a transaction that `qdo doctor` names. Only some roles see the age of those of others.
+# The age at which `qdo doctor` names a transaction. Only some roles see the ages of transactions of
+# other roles.
 OPEN_SECONDS = 60.0
 _OPEN = """
 SELECT pid, usename, round(extract(epoch FROM clock_timestamp() - xact_start))
@@ -124,9 +126,9 @@ class PostgresqlCatalog(QueueCatalog):
         self._running: list[int] = []
 
     def names(self) -> list[str]:
-        """Return the names of all queues. Only those that are new are read from the server."""
+        """Return the names of all queues. Only new names are read from the server."""
         names = self.names_to_show()
-        hidden = self._fetches.run(self._read_hidden)  # after the names, or it may lack one of them
+        hidden = self._fetches.run(self._read_hidden)  # read after the names, or it may lack a name
         return [name for name in names if name not in hidden]
 
     def names_to_show(self) -> list[str]:
@@ -138,8 +140,8 @@ class PostgresqlCatalog(QueueCatalog):
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
         (total,) = connection.execute(self._sql(_COUNT), (self._tables.app,)).fetchone() or (0,)
-        # A queue was deleted; or a crash of the server took back transaction ids, and a new queue
-        # got one that was seen before.
+        # A queue was deleted. Or a crash of the server took back transaction ids, and a new queue
+        # got an id that was seen before.
         if total != count:
             self._known = set()
             self._sorted = []
@@ -168,7 +170,7 @@ class PostgresqlCatalog(QueueCatalog):
         return self._fetches.run(self._open) + self._fetches.run(self._warnings)
 
     def connection_warnings(self, concurrency: Sequence[int]) -> list[str]:
-        # Whether jobs open connections to this server, and how many, nothing can tell.
+        # qdo cannot tell whether, and how many, connections jobs open to this server.
         most, limit = self._fetches.run(lambda sql: sql.execute(_MOST).fetchone()) or (0, 0)
         jobs = sum(concurrency)
         if jobs <= most:
@@ -219,7 +221,7 @@ class PostgresqlCatalog(QueueCatalog):
         return found
 
     def _read(self, wanted: dict[str, int], connection: PostgresqlConnection) -> dict[str, Backlog]:
-        """Add up what the spans of partitions hold, from the newest to the oldest that matters."""
+        """Add up the backlogs in spans of partitions, from the newest to the oldest relevant."""
         backlogs = _BACKLOGS.format(schema=self._tables.address.schema, most=COUNTED + 1)
         found: dict[str, Backlog] = {}
         for first, last in reversed(self._fetches.spans(connection, 0)):
@@ -261,13 +263,13 @@ class PostgresqlBroker(GroupCommitBroker):
         schema = address.schema
         self._trim = f"SELECT {schema}.trim(%s, %s, %s, %s)"
         self._drop = f"SELECT {schema}.drop_partitions()"
-        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # noqa: S608 - as above
+        self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # noqa: S608 - the address allows a-z, 0-9 and _
         self._dropped = time.monotonic()
         self.checked_size = partial(checked_size, set(), nul=False)
         self._listeners: list[NotificationListener] = []
         self._fetches = Fetches(address, app, lambda: self.max_read_bytes)
         try:
-            node = f"SELECT node FROM {schema}.about"  # noqa: S608 - as above
+            node = f"SELECT node FROM {schema}.about"  # noqa: S608 - the address allows a-z, 0-9 and _
             (self.id_node,) = self._fetches.run(
                 lambda connection: connection.execute(node).fetchone() or (0,)
             )
@@ -318,7 +320,7 @@ class PostgresqlBroker(GroupCommitBroker):
             self._fetches.run(lambda connection: connection.execute("SELECT 1"))
         except UnreachableError:
             return True
-        # The answer of a server that was frozen, or that restarts, comes after the outage.
+        # A server that was frozen, or that restarts, answers only after the outage.
         was_slow = clock() - asked > SLOW_SECONDS
         return was_slow or any(each.answers.were_missing(since) for each in self._listeners)
 
@@ -344,7 +346,7 @@ class PostgresqlBroker(GroupCommitBroker):
         return int(count)
 
     def delete_queue(self, queue: str, last: int) -> None:
-        # Outside of the transaction: once deletable, a shard stays deletable.
+        # Outside the transaction, because a deletable shard stays deletable.
         check_deletable(queue, self.streams)
         counts = self._execute(self._delete, (self._app, queue, last), queue)
         if any(counts):

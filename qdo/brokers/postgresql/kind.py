@@ -1,4 +1,4 @@
-"""PostgreSQL as the registry knows it: ``postgresql://USER@HOST/DATABASE``."""
+"""The registry entry of PostgreSQL: ``postgresql://USER@HOST/DATABASE``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdo.postgresql.url import SchemaAddress, postgresql_address
 
 def _loaded(url: str) -> tuple[SchemaAddress, Any, Any]:
     """Return an address, and the modules with sessions and with the schema."""
-    address = postgresql_address(url)  # an invalid one is reported without psycopg, too
+    address = postgresql_address(url)  # reports an invalid address even without psycopg
     try:
         from qdo.postgresql import schema, session
     except ImportError as error:

@@ -176,5 +176,5 @@ def _id_in(headers: str | None) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text that LIKE takes literally."""
+    """Return a text that LIKE matches literally."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

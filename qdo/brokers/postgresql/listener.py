@@ -1,20 +1,21 @@
 """Waking a worker when its queues receive messages.
 
-A notification names queues, or says only that something was sent. `look` returns the queues that
-changed since the listener's last look, so nothing is missed when notifications are lost: a
-sender may die between its commit and its notification, and a pooler in transaction mode delivers
-none. A notification of queues that looks have returned before needs no look, which takes as long as
-fetching the message. Names from elsewhere are not believed: every role may notify.
+A notification names queues, or only reports that a sender has sent messages. `look` returns the
+queues that changed since the listener's last look, so the listener misses no message when a
+notification is lost. A sender may die between its commit and its notification, and a pooler in
+transaction mode delivers no notifications. If looks have returned the named queues before, the
+listener skips the look, which takes as long as fetching the message. The listener does not trust
+other names, because every role may notify.
 
-Listeners of requests share the connection. A notification that tells of requests wakes them, and so
-does a new connection; they look by themselves.
+Listeners of requests share the connection. A notification of requests wakes them, and so does a new
+connection. Then they look for requests themselves.
 
-Looks compare ids of transactions. A server that crashed, or a standby that took over, gives ids
-again that a look has already seen. After each new connection or start of the server, the listener
-therefore wakes all queues once. A pooler keeps its connection while the server recovers from the
-crash of one of its processes; then the server has reset its statistics. A standby may also lack
-transactions that the lost primary had committed. Then both the last position and the end of the log
-are before those of an earlier look: the listener says so, and makes new positions follow those that
+Looks compare the ids of transactions. After a crash or a failover, the server assigns ids again
+that a look has already seen. Therefore the listener wakes all queues once after each new connection
+or start of the server. A pooler keeps its connection while the server recovers from the crash of
+one of its processes; then the server has reset its statistics. A standby may also lack transactions
+that the lost primary had committed. Then both the last position and the end of the log are before
+those of an earlier look. The listener reports this, and makes new positions follow those that
 workers may have recorded.
 """
 
@@ -48,31 +49,32 @@ log = logging.getLogger(__name__)
 
 # Time between looks without a notification.
 LOOK_SECONDS = 1.0
-# The same behind a pooler, which delivers no notifications.
+# Time between looks behind a pooler, which delivers no notifications.
 POLL_SECONDS = 0.1
-# A server that takes longer for a look was away. Clients wait for a connection for 2 s or more.
+# If a look takes longer, the server was away. Clients wait 2 s or more for a connection.
 SLOW_SECONDS = 1.0
-# The payload of a notification by the transaction of an app. Others that committed at the same time
-# did not notify, and may become visible after the look that follows.
+# The payload of a notification by a transaction of an app. Transactions that committed at the same
+# time did not notify, and may become visible after the next look.
 AGAIN = "again"
 # Times of further looks after such a notification.
 AGAIN_SECONDS = (0.02, 0.25)
-# How many names of queues a listener remembers, at about 100 bytes each.
+# The number of queue names that a listener remembers, at about 100 bytes each.
 KNOWN_NAMES = 100_000
 RETRY_SECONDS = 1.0
-# Time between two attempts to move messages of locked queues; each waits as long for a lock.
+# Time between two attempts to move messages of locked queues. Each attempt waits as long for a
+# lock.
 LOCKED_SECONDS = 0.2
-# How late messages are when the listener names locks as the reason.
+# The delay of messages after which the listener names locks as the reason.
 LATE_SECONDS = 5.0
 # Limits of one transaction that moves due messages, because it locks their queues.
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
-# How long it may take. Other messages wait meanwhile, and so does a worker that starts.
+# The maximum duration of the transaction. Other messages, and a starting worker, wait meanwhile.
 MOVE_SECONDS = 10.0
-# Time between two marks, see `LookBound`. Each takes an id of a transaction. Also that between two
-# chores of a worker, see `tidy` in `functions.sql`.
+# Time between two marks, see `LookBound`, each of which takes a transaction id. Also the time
+# between two chores of a worker, see `tidy` in `functions.sql`.
 MARK_SECONDS = 60.0
-# An id of transactions, and a position, that is never reached.
+# A value that neither transaction ids nor positions ever reach.
 NOTHING_NEW = 2**62
 _SECOND = 10_000_000
 _LOOK = """
@@ -87,19 +89,19 @@ def _warn(notice: errors.Diagnostic) -> None:
 
 
 class LookBound:
-    """The position behind which the messages are that the next look is to find."""
+    """The position after which the next look finds its messages."""
 
-    # A transaction takes its positions after its id. So transactions with ids from that of a mark
-    # on take positions behind the last one before the mark. Once those before have all ended, only
-    # positions behind it can be new. A snapshot cannot be a mark: transactions may be in progress
-    # whose ids it does not reach.
+    # A transaction takes its id before its positions. So a transaction whose id is at least the id
+    # of a mark takes positions after the mark's `last`. Once all earlier transactions have ended,
+    # only positions after `last` can be new. A snapshot cannot be a mark, because transactions with
+    # ids beyond it may be in progress.
 
     def __init__(self) -> None:
         self.since = 0
         self._mark: tuple[int, int] | None = None
 
     def mark(self, xid: int, last: int) -> None:
-        """Take an id that was given after `last` was the last position."""
+        """Record a transaction id that the server assigned when `last` was the last position."""
         self._mark = self._mark or (xid, last)
 
     def looked(self, next_xid: int, running: Sequence[int]) -> None:
@@ -109,7 +111,7 @@ class LookBound:
 
 
 class Answers:
-    """When the server was away, by `qdo.system.clock`."""
+    """The times at which the server was away, by `qdo.system.clock`."""
 
     def __init__(self) -> None:
         self._away_at = -math.inf
@@ -138,8 +140,8 @@ class Answers:
 class NotificationListener:
     """Waits for notifications and due messages on a thread (a greenlet under gevent).
 
-    :param wake: called with the names of the queues that received messages; None: only requests
-        are listened for.
+    :param wake: called with the names of the queues that received messages. None: listen for
+        requests only.
     """
 
     def __init__(
@@ -150,12 +152,12 @@ class NotificationListener:
         self._wake = wake
         self._request_wakes: list[Callable[[], None]] = []
         self._told_of_requests = False
-        self._waking = threading.RLock()  # so that none is called once it has stopped
+        self._waking = threading.RLock()  # no callback runs after `stop`
         schema = address.schema
         self._look_statement = _LOOK.format(schema=schema)
         self._names_statement = f"SELECT name FROM {schema}.queues WHERE app = %s LIMIT %s"  # noqa: S608 - the address allows a-z, 0-9 and _
         self._move_statement = f"SELECT {schema}.move_due(%s, %s, %s)"
-        self._tidy_statement = f"SELECT * FROM {schema}.tidy(%s)"  # noqa: S608 - as above
+        self._tidy_statement = f"SELECT * FROM {schema}.tidy(%s)"  # noqa: S608 - the address allows a-z, 0-9 and _
         self._advance_statement = f"SELECT {schema}.advance(%s)"
         self._channel_statement = f"SELECT {schema}.channel(%s)"
         self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"
@@ -173,7 +175,7 @@ class NotificationListener:
         self._named: set[str] = set()
         self._retries = RetryLog(log, f"database {address.server}")
         self._told_of_locks = False
-        self._elsewhere = False  # another listener moves what is due
+        self._elsewhere = False  # another listener moves due messages
         self._stopping = False
         self.answers = Answers()
         try:
@@ -194,15 +196,15 @@ class NotificationListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening for messages; `wake` is not called afterwards. Idempotent."""
-        # The connection stays while others listen for requests.
+        """Stop listening for messages; the listener does not call `wake` afterwards. Idempotent."""
+        # The connection stays open while other listeners wait for requests.
         with self._waking:
             self._wake = None
         self._end_unless_used()
 
     def listen_for_requests(self, wake: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `wake` when requests change; return a way to stop, None if this has ended."""
-        own = partial(wake)  # another object for each call
+        """Call `wake` when requests change; return a function that stops it, None after the end."""
+        own = partial(wake)  # a distinct object for each call
         with self._closing:
             if self._stopping:
                 return None
@@ -238,7 +240,7 @@ class NotificationListener:
         if self._server_start is not None:
             self.answers.failed()
         self._tidy_since = 0
-        # The server sends a notification that arrives during a statement with its result.
+        # If a notification arrives during a statement, the server sends it with the result.
         connection.add_notify_handler(self._notice)
         connection.add_notice_handler(_warn)
         if not self._address.pooled:
@@ -252,7 +254,7 @@ class NotificationListener:
             self._noticed = True
 
     def _needs_look(self, payload: str) -> bool:
-        """Note the queues that a notification names; return whether a look is necessary."""
+        """Note the queues in a notification; return whether a look is necessary."""
         names = payload.split("/")[1:]
         if names[:1] == [REQUESTS]:
             self._told_of_requests = True
@@ -352,7 +354,7 @@ class NotificationListener:
             all_names = connection.execute(self._names_statement, (self._app, limit))
             names = [name for (name,) in all_names]
             self._told_of_requests = True
-        # Set these late: after an error, the next look must find the same.
+        # Set these values last: after an error, the next look must find the same queues.
         self._next_xid = next_xid
         self._running = running
         self._server_start = server_start
@@ -385,7 +387,7 @@ class NotificationListener:
     def _move(self, connection: PostgresqlConnection) -> int | None:
         """Move due messages and notify; return their number, None while another listener moves."""
         limits = (self._app, MOVE_MESSAGES, MOVE_BYTES)
-        with connection.transaction():  # also behind a pooler
+        with connection.transaction():  # also needed with a pooler
             connection.execute(f"SET LOCAL statement_timeout = {round(MOVE_SECONDS * 1000)}")
             (moved,) = connection.execute(self._move_statement, limits).fetchone() or (None,)
         if moved:
@@ -393,7 +395,7 @@ class NotificationListener:
         return None if moved is None else int(moved)
 
     def _tell_of_locks(self, error: QdoError, late_seconds: float) -> None:
-        """Warn once while due messages stay late; a short wait is the usual course."""
+        """Warn once while due messages stay late; do not warn about a usual short wait."""
         if late_seconds > LATE_SECONDS and not self._told_of_locks:
             self._told_of_locks = True
             log.warning(
@@ -405,7 +407,7 @@ class NotificationListener:
             )
 
     def _wait(self, seconds: float) -> None:
-        """Wait for a notification that makes a look necessary, the end or a time."""
+        """Wait until a notification requires a look, the listener ends, or the time is over."""
         self._wake_named()
         if self._noticed:
             return
@@ -418,12 +420,12 @@ class NotificationListener:
         poll.register(connection.pgconn.socket, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not self._stopping:
-            # Round up: if it woke a moment too early, no message would be due.
+            # Round up: after a wait that is a moment too short, no message would be due.
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
                 return
             try:
                 connection.pgconn.consume_input()
-            except Exception:  # noqa: BLE001 - psycopg's, when the connection is lost
+            except Exception:  # noqa: BLE001 - psycopg's errors of a lost connection
                 self.answers.failed()
                 self._session.close()
                 return
@@ -435,7 +437,7 @@ class NotificationListener:
                 return
 
     def _wake_named(self) -> None:
-        """Wake the queues, and requests, that notifications have named since the last call."""
+        """Wake the queues and requests that notifications have named since the last call."""
         names = self._named
         self._named = set()
         self._wake_queues(names)

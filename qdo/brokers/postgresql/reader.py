@@ -1,7 +1,7 @@
-"""Reading queues: the fetches of a process share one connection, which a native thread uses.
+"""Read queues: one native thread makes all fetches of a process over one connection.
 
-Fetches that arrive while the thread is busy become one query. With a thousand queues of one new
-message each, that is a few round trips instead of a thousand.
+Fetches that arrive while the thread is busy become one query. For a thousand queues with one new
+message each, this takes a few round trips instead of a thousand.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from qdo.postgresql.url import SchemaAddress
 T = TypeVar("T")
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
 
-# Largest size of all bodies in one answer. The first body of a queue may be larger.
+# The maximum size of all bodies in one answer. The first body of a queue may be larger.
 FETCH_BYTES = 32 * 1024 * 1024
-# Fetches in one query. With that many first bodies of `Broker.max_read_bytes`, 4 MiB by default, an
-# answer has 256 MiB; of 64 MiB, which a sender may store, it would end the worker.
+# The maximum number of fetches in one query. With first bodies of `Broker.max_read_bytes`, 4 MiB by
+# default, an answer has 256 MiB. Bodies of 64 MiB, which a sender may store, would exceed the
+# worker's memory.
 MAX_FETCHES = 64
-# Time between two lists of the partitions. Those that are added meanwhile are in the last span.
+# Time between two lists of the partitions. The last span includes partitions added meanwhile.
 LIST_SECONDS = 60.0
 END = 2**63 - 1
 
-# Largest values that the schema stores, in bytes. Larger ones of a changed row stay on the server:
-# they could exceed the memory of the process. Takes 0.07 us for each row.
+# The largest values that the schema stores, in bytes. Larger values of a changed row stay on the
+# server, because they could exceed the memory of the process. The check takes 0.07 us for each row.
 _LIMITS = ("body", MAX_STORED_BODY_BYTES), ("key", 4000), ("headers", 128 * 1024)
 _TOO_LARGE = " OR ".join(f"octet_length({name}) > {most}" for name, most in _LIMITS)
 _UNREAD = unreadable("it exceeds the limits of the schema")
@@ -103,7 +104,7 @@ class Fetches(GroupedCalls[Work]):
     # --- on the reading thread --------------------------------------------------------
 
     def spans(self, connection: PostgresqlConnection, after: int) -> list[tuple[int, int]]:
-        """Divide the positions behind `after`: a statement about a part opens few partitions."""
+        """Divide the positions after `after`; a statement about one part opens few partitions."""
         now = time.monotonic()
         if self._listed is None or now - self._listed > LIST_SECONDS:
             self._spans = [last for (last,) in connection.execute(self._list)][:-1]
@@ -113,7 +114,7 @@ class Fetches(GroupedCalls[Work]):
 
     @property
     def prepare(self) -> bool | None:
-        """Whether to prepare statements: a plan for any position would open all partitions."""
+        """Whether to prepare statements; a plan for any position would open all partitions."""
         return False if self._spans else None
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
@@ -181,7 +182,7 @@ class Fetches(GroupedCalls[Work]):
         }
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(self._many, parameters, prepare=self.prepare).fetchall()
-        # Avoid a loop over rows, which would take as long as reading them.
+        # Avoid a loop over rows, which would take as long as reading the rows.
         ends = [bisect_right(rows, place, key=_PLACE) for place in range(len(wanted) + 1)]
         return [list(map(_ROW, rows[start:end])) for start, end in itertools.pairwise(ends)]
 

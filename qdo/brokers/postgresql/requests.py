@@ -1,6 +1,6 @@
-"""Requests in a table of the PostgreSQL schema; `functions.sql` does each step.
+"""Requests in a table of the PostgreSQL schema; `functions.sql` implements each step.
 
-Requests that several callers ask or report at once share a statement, see `writer`.
+Concurrent calls that store or report requests share a statement, see `writer`.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ FROM (
 """
 _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
-# After a look that has read many dead rows, the next whole one waits ten times as long.
+# After a look that read many dead rows, the next complete look waits ten times its duration.
 SPARED = 10.0
 LONGEST_SECONDS = 1.0
 MOST_LOOKS = 1000
 
 
 class _Report(NamedTuple):
-    """What becomes of a request, in the order of the parameters of `report_requests`."""
+    """A change of a request, in the order of the parameters of `report_requests`."""
 
     take: Take
     state: int
@@ -143,9 +143,9 @@ class _Report(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the last take of a pool has seen, see `take_requests` in `functions.sql`."""
+    """The result of the last take of a pool, see `take_requests` in `functions.sql`."""
 
-    # When the next one looks at everything, a time of `clock`.
+    # The time of the next complete look, by `clock`.
     until: float
     since: float
     passed: list[int]
@@ -158,7 +158,7 @@ class PostgresqlRequests(RequestStore):
     """The requests of one app in a schema.
 
     :param check: returns the size of a message, or raises an error.
-    :param marks: returns what proves the ids of messages, None without encryption.
+    :param marks: returns the proofs of message ids, None without encryption.
     :param listen: see `RequestStore.listen`.
     """
 
@@ -223,14 +223,14 @@ class PostgresqlRequests(RequestStore):
         if is_whole:
             left = min(SPARED * spent, LONGEST_SECONDS)
         if next_due is not None and next_due > since:
-            left = min(left, next_due - since)  # a delayed one has a smaller number
+            left = min(left, next_due - since)  # a delayed request has a smaller number
         if not is_whole and left > 0:
-            next_due = since + left  # what came back is found then
+            next_due = since + left  # finds returned requests then
         if len(self._looks) >= MOST_LOOKS:
-            self._looks.clear()  # also those of pools and registrations that are gone
+            self._looks.clear()  # also for former pools and registrations
         self._looks[owner, pool] = _Look(clock() + left, since, passed)
         if next_due is not None:
-            next_due += time.time() - since  # the clock of the server may differ
+            next_due += time.time() - since  # the server's clock may differ
         requests = tuple(taken_of(owner, pool, *row[:10]) for row in rows if row[1] is not None)
         marks = {row[0]: row[10] for row in rows if row[10] is not None}
         return Taken(requests, marks, next_due)
@@ -300,7 +300,7 @@ class PostgresqlRequests(RequestStore):
         return list(valid)
 
     def _cancel(self, take: Take, why: str | None, messages: Sequence[Outgoing]) -> bool:
-        """End a request that waits: also a role of senders may."""
+        """End a waiting request; a sender's role may do this too."""
         size = sum(map(self._check, messages))
         arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
         locked = frozenset(message.queue for message in messages) | {_locked(take.id)}
@@ -348,7 +348,7 @@ class PostgresqlRequests(RequestStore):
     ) -> list[RequestRecord]:
         numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
         condition = f"state IN ({numbers})"
-        if outcome is not None:  # a constant, so that the planner knows the index of failed ones
+        if outcome is not None:  # constant, so that the planner uses the index of failures
             condition = f"state = {OVER} AND outcome = '{OUTCOMES[OUTCOMES.index(outcome)]}'"
         query = _RECORDS.replace("{condition}", condition)
         query = query.replace("{order}", "DESC" if newest else "ASC")
@@ -373,7 +373,7 @@ class PostgresqlRequests(RequestStore):
         locked: Collection[str],
         size: int = 0,
     ) -> Any:
-        """Return the only value of a statement that changes something of the app."""
+        """Return the only value of a statement that changes data of the app."""
         parameters = (self._tables.app, *values)
 
         def work(connection: PostgresqlConnection) -> Any:
@@ -384,7 +384,7 @@ class PostgresqlRequests(RequestStore):
 
 
 def _locked(name: str) -> str:
-    """Return a text for what a call may wait for; it is not the name of a queue."""
+    """Return a text for a lock that a call may wait for; it is never the name of a queue."""
     return f"/{name}"
 
 
@@ -396,7 +396,7 @@ def _announced(messages: Sequence[Outgoing]) -> frozenset[str]:
 
 
 def _arrays(requests: Sequence[NewRequest]) -> tuple[list[Any], ...]:
-    """Return the arrays that `ask_requests` takes."""
+    """Return the arrays for `ask_requests`."""
     rows = [
         (each.pool, each.id, each.priority, each.due, each.reply, each.keep_seconds, each.digest,
          each.content[1], each.content[0])

@@ -40,7 +40,7 @@ class PostgresqlStreams(StreamStore):
     def add(self, shards: Sequence[StreamShard]) -> None:
         stream = shards[0].stream
         parents = list(shards[0].parents)
-        if parents:  # the server finds the same names and ranges by itself
+        if parents:  # the server computes the same names and ranges
             bound = shards[0].high if len(shards) > 1 else None
             self._run("add_shards", stream, None, parents, bound, queues=parents)
         else:
@@ -50,7 +50,7 @@ class PostgresqlStreams(StreamStore):
         self._run("open_shards", list(queues))
 
     def _run(self, function: str, *values: Any, queues: Collection[str] = ()) -> None:
-        """Call a function of the schema that changes something, and locks `queues`."""
+        """Call a function of the schema that changes data and locks `queues`."""
         parameters = (self._tables.app, *values)
         places = ", ".join(["%s"] * len(parameters))
         statement = self._tables.sql(f"SELECT {{schema}}.{function}({places})")

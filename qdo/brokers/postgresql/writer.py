@@ -1,18 +1,18 @@
-"""Group commit: all writes of a process go through one connection, which a native thread uses.
+"""Group commit: one native thread makes all writes of a process over one connection.
 
-The messages of a group are appended by one statement: one round trip, one transaction, one sync.
-So are requests asked, and their ends.
-If PostgreSQL refuses a group, each of its calls is repeated by itself, so that each gets its own
-error. If the connection is lost, nothing is repeated: the group may have been stored.
+One statement appends the messages of a group, with one round trip, one transaction and one sync.
+New requests and their ends are grouped in the same way. If PostgreSQL refuses a group, the thread
+repeats each call separately, and each gets its error. If the connection is lost, the thread repeats
+nothing, because the group may have been stored.
 
-A transaction of another program may hold the lock of a queue. The calls for that queue are kept and
-tried again for `LOCK_SECONDS`, with the calls for other queues between two attempts. Once one call
-succeeds, those that waited with it follow as a group.
+A transaction of another program may hold the lock of a queue. The thread then retries the calls for
+that queue for `LOCK_SECONDS`, and makes calls for other queues between two attempts. Once one call
+succeeds, the other waiting calls for the queue follow as a group.
 
-A notification takes a lock of the whole database until its transaction is committed. So it has a
-transaction of its own, which writes nothing and need not wait for the disk, and a busy sender
-notifies only every `NOTIFY_SECONDS`. It names the queues of the messages, so that listeners need
-not ask the server for them.
+A notification locks the whole database until its transaction is committed. So the thread sends it
+in a separate transaction, which writes nothing and need not wait for the disk. A busy sender
+notifies only every `NOTIFY_SECONDS`. The notification names the queues of the messages, so
+listeners need not query them.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ from qdo.refusals import failure_kind
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-# Messages without options, or something else.
+# Messages without options, or other work.
 Work: TypeAlias = "Sequence[Outgoing] | Change | GroupedWork"
 NOTIFY_SECONDS = 0.002
 # The longest payload of a notification.
 PAYLOAD_BYTES = 7999
 # How long a call waits for the lock of its queue.
 LOCK_SECONDS = 10.0
-# How long one attempt waits for a lock. Calls for other queues wait meanwhile.
+# How long one attempt waits for a lock. Meanwhile, calls for other queues wait.
 GROUP_LOCK_SECONDS = 0.5
-# The same when the calls of a group are tried one by one to find those that must wait.
+# How long each call waits for a lock when the calls of a group are tried one by one.
 ALONE_LOCK_SECONDS = 0.02
-# Stands for the queues of a change; it is not the name of a queue.
+# Stands for the unknown queues of a change; no queue has this name.
 UNKNOWN = frozenset({""})
-# Stands for the requests of an app in a notification; it cannot be the name of a queue.
+# Stands for the requests of an app in a notification; no queue can have this name.
 REQUESTS = "."
 # SQLSTATE of the error that `lock_queues` raises.
 TOO_MANY_QUEUES = "QD001"
 # SQLSTATE of the error that `ask_requests` raises.
 REQUEST_EXISTS = "QD004"
-# By SQLSTATE, the errors that `add_shards` and `route` raise for a queue.
+# The errors that `add_shards` and `route` raise for a queue, by SQLSTATE.
 OF_SHARDS: dict[str, Callable[[str], QdoError]] = {
     "QD005": sealed_error,
     "QD006": keyless_error,
@@ -92,25 +92,25 @@ _STATES = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A transaction of its own."""
+    """A call that needs a separate transaction."""
 
-    # Called with the connection, again after a rollback.
+    # Called with the connection, and called again after a rollback.
     act: Callable[[PostgresqlConnection], Any]
-    # The queues that it locks; `UNKNOWN` when its caller does not say.
+    # The queues that the transaction locks; `UNKNOWN` if its caller does not name them.
     queues: frozenset[str]
-    # What to notify of, see `notification`.
+    # The queues to notify about, see `notification`.
     told: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWork:
-    """The part of one call in a statement for several calls."""
+    """The share of one call in a statement for several calls."""
 
-    # Called with the connection, the parts of all calls and the milliseconds that it may wait for a
-    # lock; returns their results.
+    # Called with the connection, the parts of all calls, and the maximum wait for a lock in
+    # milliseconds; returns their results.
     act: Callable[[PostgresqlConnection, list[Any], int], list[Any]]
     part: Any
-    # Parts with the same text do not share a statement.
+    # A text; parts with the same text do not share a statement.
     alone: str | None
     queues: frozenset[str]
     told: frozenset[str]
@@ -121,13 +121,13 @@ class _Held(NamedTuple):
 
     call: GroupedCall[Work]
     queues: frozenset[str]
-    # When it fails with `error`, as time.monotonic().
+    # The time at which the call fails with `error`, as time.monotonic().
     deadline: float
     error: BaseException
 
 
 class PostgresqlWriter(GroupedCalls[Work]):
-    """The writes of one process for one app; `limit` returns the app's, to set."""
+    """The writes of one process for one app; `limit` returns the queue limit to set."""
 
     def __init__(self, address: SchemaAddress, app: str, limit: Callable[[], int | None]) -> None:
         super().__init__("writer")
@@ -190,7 +190,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
                 self._keep_or_fail(call, self._changed(call))
 
     def _write_together(self, calls: list[GroupedCall[Work]]) -> None:
-        """Handle calls by one statement, if necessary one by one."""
+        """Handle calls in one statement; if it fails, handle them one by one."""
         error = self._together(calls, GROUP_LOCK_SECONDS)
         if error is None:
             return
@@ -260,7 +260,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
 
     def _limited(self, connection: PostgresqlConnection, change: Change) -> Any:
         if not self._address.pooled:
-            return change.act(connection)  # the session has the lock timeout
+            return change.act(connection)  # the session sets the lock timeout
         return with_lock_timeout(connection, change.act, GROUP_LOCK_SECONDS)
 
     def _is_held(self, work: Work) -> bool:
@@ -278,7 +278,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
             call.fail(error)
 
     def _keep_held(self, calls: list[GroupedCall[Work]]) -> list[GroupedCall[Work]]:
-        """Keep the calls whose queues are known to be locked; return the others."""
+        """Keep the calls whose queues are known to be locked; return all other calls."""
         locked = frozenset[str]().union(*(held.queues for held in self._held))
         error = self._held[0].error
         others = []
@@ -290,7 +290,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         return others
 
     def _try_held(self) -> None:
-        """Try the first call that waits; if it need not wait longer, also those like it."""
+        """Try the first waiting call; after it succeeds or fails, also try similar calls."""
         first, *rest = self._held
         same = [held for held in rest if held.queues == first.queues]
         others = [held for held in rest if held.queues != first.queues]
@@ -299,7 +299,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         else:
             error = self._together([first.call], GROUP_LOCK_SECONDS)
         if isinstance(error, PostgresqlBusyError):
-            self._held = [*others, first, *same]  # another queue is next
+            self._held = [*others, first, *same]  # the next attempt is for another queue
         else:
             self._held = others
             self._keep_or_fail(first.call, error)
@@ -323,7 +323,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         try:
             self._session.run(lambda connection: connection.execute(self._notify, parameters))
         except PostgresqlError:
-            pass  # listeners look by themselves, and the next call tells of a lost connection
+            pass  # listeners look anyway, and the next call reports a lost connection
         except QdoError as error:
             if not self._warned:
                 self._warned = True
@@ -331,8 +331,8 @@ class PostgresqlWriter(GroupedCalls[Work]):
 
 
 def notification(queues: Set[str]) -> str:
-    """Return the payload that names queues, "" if it would be too long or they are unknown."""
-    # One that begins with `REQUESTS` tells of requests as well.
+    """Return the payload that names queues; "" if it is too long or the queues are unknown."""
+    # A payload that begins with `REQUESTS` also reports requests.
     head = f"/{REQUESTS}" if REQUESTS in queues else ""
     rest = head and f"{head}/"
     if len(queues) > PAYLOAD_BYTES // 2 or not UNKNOWN.isdisjoint(queues):
@@ -342,7 +342,7 @@ def notification(queues: Set[str]) -> str:
 
 
 def _groups(calls: list[GroupedCall[Work]]) -> list[list[GroupedCall[Work]]]:
-    """Return the calls that can be handled together; changes are handled alone."""
+    """Return groups of calls that one statement can handle; each change is alone."""
     groups: dict[Any, list[GroupedCall[Work]]] = {}
     alone: Counter[tuple[Any, str]] = Counter()
     for call in calls:
@@ -367,7 +367,7 @@ def _is_of_one(error: BaseException) -> bool:
 
 
 def refusal(error: BaseException) -> BaseException:
-    """Return an error as callers of `App.send` know it."""
+    """Return the documented error for callers of `App.send`."""
     cause = error.__cause__
     if not isinstance(cause, errors.Error):
         return error
@@ -396,7 +396,7 @@ def columns(messages: Sequence[Outgoing]) -> tuple[Any, Any, Any, list[bytes]]:
 def send_work(
     schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
 ) -> Callable[[PostgresqlConnection], list[str]]:
-    """Return what sends messages with options, in the given order, and returns their ids."""
+    """Return work that sends messages with options in order, and returns their ids."""
     statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"
     parameters = (app, *arrays_of(messages, marks), None)
 
@@ -412,7 +412,7 @@ def execute_within(
 ) -> Any:
     """Execute a statement in the transaction of an app's connection; return its cursor.
 
-    :raises UsageError: it is not a connection of psycopg, or to another database.
+    :raises UsageError: `connection` is not from psycopg, or leads to another database.
     """
     execute, driver = executor_of(connection)
     if driver.info.encoding != "utf-8":
@@ -440,9 +440,9 @@ def execute_within(
 def arrays_of(
     messages: Sequence[Outgoing], marks: IdMarks | None, *, with_ids: bool = False
 ) -> tuple[Any, ...]:
-    """Return the arrays that `send` and `stage` take; `with_ids`: give every message an id."""
-    # A delayed message has no position yet, so it gets a random id, which a header keeps. The
-    # server knows whether it is due, because its clock may differ.
+    """Return the arrays for `send` and `stage`; `with_ids` gives every message an id."""
+    # A delayed message has no position yet, so it gets a random id in a header. Only the server can
+    # tell whether the message is due, because the clocks may differ.
     ids: list[str | None] = []
     dues: list[int | None] = []
     headers: list[str | None] = []
@@ -466,12 +466,12 @@ def arrays_of(
 
 
 def _ticks(due: float | None) -> int | None:
-    """Return the position of a due time; below 0, a delay in ticks."""
+    """Return the position of a due time; a negative result is a delay in ticks."""
     if due is None or due >= 0:
         return None if due is None else position_of_time(due)
     return round(due * _SECOND)
 
 
 def _sparse(values: list[Any]) -> list[Any] | None:
-    """Return None for an array of None."""
+    """Return the array, or None if all its values are None."""
     return values if any(value is not None for value in values) else None

@@ -22,9 +22,9 @@ from qdo.brokers.sqs.receive import BodyReader
 from qdo.brokers.sqs.url import BATCH, FIFO
 from qdo.text import describe, pluralize
 
-# Maximum of open polls; further queues wait for one to end.
+# The maximum number of open polls; the polls of further queues wait.
 MOST_POLLS = 1000
-# Length to which reasons of SQS are cut in the log, in characters.
+# The maximum length of reasons of SQS in the log, in characters.
 MOST_REASON = 200
 # Methods of a boto3 client, by action.
 METHODS = {
@@ -41,19 +41,19 @@ class ReceiveResponse:
     """The results of the entries of a call."""
 
     done: Sequence[InFlightMessage]
-    # Their receipts are no longer valid.
+    # The entries whose receipts are no longer valid.
     refused: Sequence[InFlightMessage] = ()
-    # To be retried.
+    # The entries to retry.
     failed: Sequence[InFlightMessage] = ()
 
 
 class SqsApi:
     """The calls of one process.
 
-    :param calls: makes those that SQS answers at once.
+    :param calls: makes the calls that SQS answers at once.
     :param polling: makes long polls.
-    :param objects: of S3; None: every body is in SQS.
-    :param polls: maximum of open polls; see `qdo.system.processes`.
+    :param objects: the objects in S3; None: every body is in SQS.
+    :param polls: limits the number of open polls; see `qdo.system.processes`.
     :ivar counts: number of calls, by action.
     """
 
@@ -95,14 +95,15 @@ class SqsApi:
     ) -> list[Received]:
         """Wait for messages, in one long poll.
 
-        :param attempt: a new id. For a FIFO queue, the id of an earlier receive whose answer was
-            lost returns the same messages again.
-        :param wanted: returns how many messages to receive, 10 at most, when it is the poll's turn.
-        :param came: called with the messages before bodies are read from S3: returns for how many
-            there is room; the others are released.
-        :param owed: called with the seconds after which SQS shows messages again that are left out.
-            In message groups those behind them are left out too, to keep the order.
-        :param ended: whether the claim has ended; then all messages are released.
+        :param attempt: a new id. For a FIFO queue, the id of an earlier receive with a lost answer
+            returns the same messages again.
+        :param wanted: returns the number of messages to receive, at most 10; called just before the
+            poll.
+        :param came: called with the messages before bodies are read from S3. It returns the number
+            of messages to keep; the others are released.
+        :param owed: called with the seconds after which SQS shows omitted messages again. To keep
+            the order, later messages of their groups are omitted too.
+        :param ended: returns whether the claim has ended; then all messages are released.
         :raises QdoError: SQS cannot be polled, or no body of any message can be read.
         """
         options: dict[str, Any] = {
@@ -133,8 +134,8 @@ class SqsApi:
         return messages
 
     def look(self, queue: str) -> None:
-        """Warn where messages wait although the owner holds none; raises nothing."""
-        # Polls that bring nothing are not an error to SQS.
+        """Warn if messages wait although the owner holds none; raise nothing."""
+        # SQS reports no error for polls that wrongly return no messages.
         try:
             count = self._queues.waiting(queue)
         except Exception as error:  # noqa: BLE001 - nothing depends on it
@@ -150,8 +151,8 @@ class SqsApi:
             )
 
     def receive_lost(self, queue: str, attempt: str) -> list[str]:
-        """Return the receipts of a receive from a FIFO queue whose answer was lost."""
-        # If that receive brought nothing, SQS treats this as a new one: it returns other messages.
+        """Return the receipts of a receive from a FIFO queue, after its answer was lost."""
+        # If that receive was empty, SQS treats this call as a new one, and returns other messages.
         options: dict[str, Any] = {
             "QueueUrl": self._queues.url(queue),
             "MaxNumberOfMessages": BATCH,
@@ -165,7 +166,7 @@ class SqsApi:
         return [str(raw["ReceiptHandle"]) for raw in answer.get("Messages", ())]
 
     def delete(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
-        """Delete messages, and then their bodies; raises nothing."""
+        """Delete messages, and then their bodies; raise nothing."""
         entries = [
             {"Id": str(index), "ReceiptHandle": held.receipt} for index, held in enumerate(batch)
         ]
@@ -176,15 +177,15 @@ class SqsApi:
         return answer
 
     def extend(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
-        """Hide messages for another visibility timeout; raises nothing."""
+        """Hide messages for another visibility timeout; raise nothing."""
         return self._change(queue, batch, self._visibility_seconds)
 
     def release(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
-        """Make messages visible at once; raises nothing: the visibility timeout does it, too."""
+        """Make messages visible at once; raise nothing, as they become visible after a timeout."""
         return self._change(queue, batch, 0)
 
     def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
-        """Do as `release` with receipts of other processes; invalid ones are skipped."""
+        """Release messages by the receipts of other processes; skip invalid receipts."""
         self._change_receipts(queue, receipts, 0)
 
     def _change_receipts(self, queue: str, receipts: Sequence[str], seconds: int) -> None:
@@ -221,12 +222,12 @@ class SqsApi:
             with translate(self._place, "queue", _name(url)):
                 self.counts[action] += 1
                 found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
-        except Exception as error:  # noqa: BLE001 - retried, and it would end a duty
+        except Exception as error:  # noqa: BLE001 - retried, and must not end a duty
             _log.warning("queue %s: %s failed, retrying: %s", queue, action, describe(error))
             return ReceiveResponse((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
         refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
-        # Unnamed entries are not done: a proxy before SQS may have sent the answer.
+        # Entries missing from the answer are not done: a proxy may have sent the answer.
         named = {int(each["Id"]) for each in found.get("Successful", ())}
         done = [held for at, held in enumerate(batch) if at in named and at not in faults]
         failed = [
@@ -254,8 +255,8 @@ class SqsApi:
 def _log_rejected(
     queue: str, action: str, batch: Sequence[InFlightMessage], faults: Mapping[int, Any]
 ) -> None:
-    """Log rejected entries of a call: a line for each reason, with its number of messages."""
-    # The messages of SQS contain receipt handles of hundreds of characters, which help no reader.
+    """Log rejected entries of a call: a line for each reason, with the number of messages."""
+    # Error texts of SQS contain receipt handles of hundreds of characters, which help no reader.
     reasons: Counter[tuple[int, str, str]] = Counter()
     for at, fault in faults.items():
         # A done message may be deleted before it is extended.
@@ -271,13 +272,13 @@ def _log_rejected(
 
 
 def _name(url: str) -> str:
-    """Return the full SQS name of a queue, as permissions name it."""
+    """Return the full SQS name of a queue, as used in permissions."""
     return url.rsplit("/", 1)[-1]
 
 
 def _is_refused(fault: Any) -> bool:
-    """Return whether the receipt of an entry is no longer valid, so that no retry helps."""
-    # SQS reports throttling as a fault of the sender, too.
+    """Return whether the receipt of an entry is invalid; then a retry cannot help."""
+    # SQS also reports throttling as a fault of the sender.
     if fault is None or not fault.get("SenderFault"):
         return False
     return "throttl" not in str(fault.get("Code")).lower()

@@ -1,7 +1,7 @@
 """The SQS broker: standard and FIFO queues of one region whose names begin with a prefix.
 
-A queue of qdo is a queue of SQS; its name is the part after the prefix. Senders and operators need
-only this class; a worker's `SqsConsumer` is made when it subscribes.
+Each qdo queue is an SQS queue; its name is the part after the prefix. Senders and operators need
+only this class. A worker makes an `SqsConsumer` when it subscribes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from qdo.brokers.sqs.consumer import SqsConsumer
 
 
-# A redrive policy should allow this many receives for each attempt of a job: after handovers and
-# crashes, messages are received again whose job never ran.
+# The number of receives that a redrive policy should allow for each attempt of a job. After
+# handovers and crashes, owners receive messages again whose jobs never ran.
 RECEIVES_PER_ATTEMPT = 10
 LONGEST_RETENTION_SECONDS = 14 * 86_400
-# How much longer than the long poll itself its answer may take.
+# The extra time that an answer may take after the end of its long poll.
 POLL_SLACK_SECONDS = 10.0
-# Maximum of open calls, without those of consuming, which have their own connections.
+# The maximum number of open calls. Calls of consumers have separate connections.
 CONNECTIONS = 4 * AT_ONCE
 LARGER_BODIES = (
     "raise max_body of the broker's address, up to {}, or add bucket=NAME, which keeps larger"
@@ -61,7 +61,7 @@ def advice(
 def _on_redrive(
     facts: Mapping[str, QueueAttributes], policies: Mapping[str, PolicyInForce]
 ) -> Iterable[str]:
-    """Yield a sentence for each target to which SQS itself would move messages too early."""
+    """Yield a warning for each target to which SQS would move messages too early."""
     low: dict[Redrive, list[str]] = {}
     for queue, each in facts.items():
         needed = RECEIVES_PER_ATTEMPT * _attempts(policies[queue])
@@ -93,7 +93,7 @@ def _on_retention(
 
 
 def _attempts(policy: PolicyInForce) -> int:
-    """Return the most attempts that a message gets, for any error."""
+    """Return the maximum number of attempts of a message, for any error."""
     return max([policy.attempts, *(rule.attempts or 0 for rule in policy.rules)])
 
 
@@ -122,7 +122,7 @@ class SqsCatalog(QueueCatalog):
         return advice(self._queues.settings_of(list(policies)), policies)
 
     def backlog(self, queue: str, after: int) -> Backlog:
-        """Return about how much waits in a queue: all undeleted messages, for any `after`."""
+        """Return the approximate backlog of a queue: all undeleted messages, for any `after`."""
         counts = self._queues.counts(queue)
         return Backlog(
             count=counts.waiting + counts.in_flight,
@@ -166,7 +166,7 @@ class SqsBroker(AwsBroker):
         self._consumer: SqsConsumer | None = None
         self._receipts: ReceiptHandleStore | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
-        # Do not retry here: of a batch the sender sends only failed messages again.
+        # Do not retry here, because the sender retries only the failed messages of a batch.
         methods = {ACTION: "send_message_batch"}
         self._sending = make_calls(address.place, TARGET, methods, connections=CONNECTIONS)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
@@ -183,17 +183,17 @@ class SqsBroker(AwsBroker):
             if self.objects is not None:
                 self.objects.check()
         except BaseException:
-            # The caller never gets this broker and cannot close it, also if Ctrl-C ends a probe.
+            # The caller never gets this broker and cannot close it, even if Ctrl-C ends a probe.
             self.close()
             raise
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store the messages of each queue in the given order; return their ids."""
-        # SQS cannot store all or none: a PartialSendError says which were not stored.
+        # SQS cannot store all or none. A PartialSendError lists the messages that were not stored.
         with self._begun_to_send():
             try:
                 return [each.id for each in self._sender.send(messages)]
-            finally:  # also of the stored ones where others failed
+            finally:  # also for stored messages if others failed
                 self._notify(m.queue for m in messages if m.terms is None or m.terms.due is None)
 
     def _notify(self, queues: Iterable[str]) -> None:
@@ -227,7 +227,7 @@ class SqsBroker(AwsBroker):
         return self._consumer
 
     def _make_consumer(self) -> SqsConsumer:
-        # Import late: senders do without gevent.
+        # Import late, because senders do not need gevent.
         from qdo.brokers.sqs.api import METHODS, MOST_POLLS, SqsApi
         from qdo.brokers.sqs.consumer import SqsConsumer
 

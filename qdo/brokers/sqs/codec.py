@@ -18,13 +18,13 @@ A message whose body is in S3 has a pointer, in the formats of AWS's extended cl
   `software.amazon.payloadoffloading.PayloadS3Pointer` in the body.
 - The legacy format has `SQSLargePayloadSize` and `com.amazon.sqs.javamessaging.MessageS3Pointer`.
 
-The clients mix them. The Java client 2.x writes the legacy attribute with the current class by
-default, and the Python client writes the legacy format with `use_legacy_attribute`. When they
-receive, some clients ask for or know only one of the attributes. So qdo reads every combination
-and writes both attributes. It writes the current class, which all supported clients read.
+The clients mix the two formats. By default, the Java client 2.x writes the legacy attribute with
+the current class. The Python client writes the legacy format with `use_legacy_attribute`. Some
+clients request or recognize only one of the attributes. So qdo reads every combination, and writes
+both attributes with the current class, which all supported clients read.
 
-A position is a message's send time and identity. SQS has no positions. A message gets one when it
-is received:
+SQS has no positions. The owner makes a position from a message's send time and identity when it
+receives the message:
 
 ======================  ===========================================================================
 bits                    content
@@ -35,8 +35,8 @@ bits                    content
 0 to 127                its MessageId
 ======================  ===========================================================================
 
-So the positions of one owner grow in the order of receipt, as the engine requires. `last` records
-the time. The lower 256 bits identify the message for every owner.
+So the positions of one owner increase in the order of receipt, as the engine requires. `last`
+records the time. The lower 256 bits identify the message for every owner.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET, Positions
 from qdo.text import describe
 
-# Attributes of a message whose body is a pointer; their value is the size of the body in bytes.
+# Attributes of a message whose body is a pointer; the value is the size of the body in bytes.
 SIZE_MARKERS = ("ExtendedPayloadSize", "SQSLargePayloadSize")
 POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
 LEGACY_POINTER_CLASS = "com.amazon.sqs.javamessaging.MessageS3Pointer"
@@ -118,7 +118,7 @@ def pointer_entry(
 
 
 def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPointer | None:
-    """Return the place in S3 that a message points to; None if the message is not a pointer."""
+    """Return the location in S3 that a message points to, None if it is not a pointer."""
     if not any(name in attributes for name in SIZE_MARKERS):
         return None
     try:
@@ -137,7 +137,7 @@ def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPo
 
 
 def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the size of a body in S3 according to its sender, 0 if unusable."""
+    """Return the size of a body in S3 according to its sender, 0 if missing or invalid."""
     for name in SIZE_MARKERS:
         text = str(attributes.get(name, {}).get("StringValue", ""))
         if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
@@ -148,25 +148,25 @@ def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
 class Received(NamedTuple):
     """A message received from SQS."""
 
-    # UUIDv1 time at which SQS stored it, precise to the millisecond.
+    # The UUIDv1 time at which SQS stored the message, precise to the millisecond.
     sent: int
-    # Its SequenceNumber, 0 on a standard queue.
+    # The SequenceNumber of the message, 0 in a standard queue.
     sequence: int
-    # The 128 bits of its MessageId.
+    # The MessageId of the message, as a number of 128 bits.
     message_id: int
-    # JSON, or bytes if the headers mark it as bytes. With a `pointer`: its text.
+    # JSON, or bytes if the headers mark it as bytes; the text of a `pointer`.
     body: bytes
     key: str | None
     # JSON object of str to str, or None.
     headers: str | None
-    # Handle for deleting or extending it.
+    # The handle to delete or extend the message.
     receipt: str
     group: str | None
-    # How often it was received, including this time.
+    # The number of receives of the message, including this one.
     receive_count: int
-    # Place of its body in S3; None: the body is in the message.
+    # The location of the body in S3; None: the body is in the message.
     pointer: BodyPointer | None = None
-    # Bytes of its body in S3, according to its sender; 0 if unknown.
+    # The size of the body in S3 in bytes, according to the sender; 0 if unknown.
     size: int = 0
 
 
@@ -201,7 +201,7 @@ def encode_message(body: bytes, headers: str | None, queue: str) -> tuple[str, A
 
 
 def string(text: str) -> dict[str, Any]:
-    """Return a String attribute; SQS must accept the text, see `is_storable`."""
+    """Return a String attribute for a text that SQS accepts, see `is_storable`."""
     return {"DataType": "String", "StringValue": text}
 
 
@@ -219,7 +219,7 @@ def group_of(key: str | None) -> str:
 
 
 def size_of(made: Mapping[str, Any]) -> int:
-    """Return the size of an entry that counts toward the limit: body and all attributes."""
+    """Return the size of an entry as SQS counts it for its limit: body and all attributes."""
     size = len(made["MessageBody"].encode())
     for name, value in made.get("MessageAttributes", {}).items():
         size += len(name.encode()) + len(value["DataType"].encode())
@@ -289,23 +289,23 @@ def _digest(text: str) -> str:
 def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     """Decode one message of a ReceiveMessage response.
 
-    :param own: qdo wrote the message, so its headers tell the type of the body.
+    :param own: qdo wrote the message, so its headers state the type of the body.
     :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
     """
-    # Accept any content: whatever a sender does costs this message only. The worker cannot decode
-    # it, and its policy ends it.
+    # Accept any content, so that a faulty message harms no other. The worker cannot decode it, and
+    # applies the policy of the queue.
     system = raw["Attributes"]
     given: Mapping[str, Mapping[str, Any]] = raw.get("MessageAttributes") or _NONE
     group = system.get("MessageGroupId")
     try:
         content = _content(raw["Body"], given, group, own)
-    except Exception as error:  # noqa: BLE001 - the messages received with it must not wait
+    except Exception as error:  # noqa: BLE001 - other received messages must not wait
         body = raw["Body"].encode("utf-8", "backslashreplace")
         content = _Content(body, _group_key(group), unreadable(describe(error)), None)
     return Received(
         int(system["SentTimestamp"]) * _MILLISECOND + GREGORIAN_OFFSET,
         int(system.get("SequenceNumber") or 0),
-        int(raw["MessageId"].replace("-", ""), 16),  # uuid.UUID would double the decoding time
+        int(raw["MessageId"].replace("-", ""), 16),  # uuid.UUID doubles the decoding time
         content.body,
         content.key,
         content.headers,

@@ -18,7 +18,7 @@ from qdo.brokers.sqs.visibility import Timing
 from qdo.errors import QdoError
 from qdo.text import pluralize
 
-# How long closing waits for calls after the end of the last long poll.
+# How long `close` waits for calls after the end of the last long poll.
 CLOSE_SECONDS = 10.0
 DEFAULT_TIMING = Timing()
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class SqsConsumer:
         unconfirmed: Sequence[str],
         on_lost: Callable[[int], None],
     ) -> SqsSubscription:
-        """Return a subscription; it polls once its owner fetches."""
+        """Return a subscription, which polls once its owner fetches."""
         made = SqsSubscription(
             queue,
             self.api,
@@ -81,15 +81,17 @@ class SqsConsumer:
         return made
 
     def release(self, held: Sequence[tuple[str, str]]) -> None:
-        """Release the messages that a dead process held; takes up to `wait_seconds`.
+        """Release the messages that a dead process held; this takes up to `wait_seconds`.
 
-        :param held: queue and receipt; with `OPEN_POLL` and its attempt id where a poll was open.
-        :raises QdoError: some messages were not released; the others were.
+        :param held: queue and receipt of each message, and `OPEN_POLL` with the id of each open
+            poll.
+        :raises QdoError: some messages were not released; all others were.
         """
         # A long poll of the dead process may still be open at SQS, receive released messages, and
-        # hide them for another visibility timeout. For a FIFO queue the poll's id returns these
-        # messages: all are released at once, and those of the poll again after its end. For a
-        # standard queue all are released after the poll's end.
+        # hide them for another visibility timeout. For a FIFO queue, the poll's id returns these
+        # messages. So the consumer releases all messages at once, and the poll's messages again
+        # after its end. For a standard queue, the consumer releases all messages after the poll's
+        # end.
         queues: dict[str, list[str]] = {}
         polled: dict[str, str] = {}
         for queue, receipt in held:
@@ -128,7 +130,7 @@ class SqsConsumer:
 
     def close(self) -> None:
         """Close every subscription; wait for open polls to release their messages."""
-        # Otherwise these would stay hidden until their visibility timeout.
+        # Otherwise the messages would stay hidden until their visibility timeout.
         for subscription in list(self._open):
             subscription.close()
         if not self._all_closed.wait(self._wait_seconds + CLOSE_SECONDS):

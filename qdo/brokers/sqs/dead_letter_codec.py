@@ -1,8 +1,8 @@
-"""Encodes dead letters for SQS and decodes received ones; pure functions.
+"""Encode dead letters for SQS, and decode received dead letters, with pure functions.
 
 Body, headers and key are encoded as for a message. `qdo-traceback` holds the traceback, and
-`qdo-dead-letter` is a JSON object with all other fields. At most 6 of the 10 attributes that SQS
-allows are used.
+`qdo-dead-letter` is a JSON object with all other fields. A dead letter uses at most 6 of the 10
+attributes that SQS allows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qdo.errors import UnsupportedError
 
 LETTER = "qdo-dead-letter"
 TRACEBACK = "qdo-traceback"
-# Length to which errors are cut, in characters; the beginning is kept.
+# The maximum length of errors in characters; the beginning is kept.
 MAX_ERROR = 8_000
-# Length to which tracebacks are cut, in characters; the end is kept.
+# The maximum length of tracebacks in characters; the end is kept.
 MAX_TRACEBACK = 64_000
 
 
@@ -40,16 +40,16 @@ MAX_TRACEBACK = 64_000
 class FoundDeadLetter:
     """A received dead letter."""
 
-    # Its body is empty if the body is in S3.
+    # The record of the dead letter, with an empty body if the body is in S3.
     record: DeadLetterRecord
     receipt: str
-    # Place of its body in S3; None: the body is in the record.
+    # The location of the body in S3; None: the body is in the record.
     pointer: BodyPointer | None
     body_bytes: int
 
     @property
     def place(self) -> tuple[str, int]:
-        """Queue and identity of its message, which are the same for every receive."""
+        """The queue and identity of its message, which are the same in every receive."""
         return self.record.queue, SQS_POSITIONS.identity(self.record.position)
 
     @property
@@ -95,7 +95,7 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
 
 
 def with_traceback(made: dict[str, Any], traceback: str) -> dict[str, Any]:
-    """Return an entry with as much of the end of a traceback as fits."""
+    """Return an entry with the longest end of a traceback that fits."""
     room = MAX_SQS_MESSAGE - size_of(made)
     if room < 0:
         raise UnsupportedError(
@@ -128,7 +128,7 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
             **checked_fields(fields),
         )
         size = message.size if message.pointer else len(message.body)
-    except Exception:  # noqa: BLE001 - any program may have sent it, and it must hide no other
+    except Exception:  # noqa: BLE001 - a foreign message must not hide others
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)
 

@@ -1,12 +1,12 @@
-"""Receive, send again, discard and release dead letters in SQS queues of qdo's own.
+"""Receive, retry, discard and release dead letters in qdo's dead-letter queues in SQS.
 
-SQS shows a message only to the consumer that receives it, and hides it from all others until it is
-released or times out. So listing dead letters receives them all, ten at a time, and releases them:
-two calls for ten. Retrying or discarding keeps all of them for a moment, because the next call is
-likely to need others of them.
+SQS shows a message only to the consumer that receives it, and hides it from all others until its
+release or timeout. So listing dead letters receives them all, ten at a time, and releases them,
+which takes two calls for ten. After a retry or discard, qdo holds all of them for a moment, because
+the next call probably needs some of them.
 
-Nothing here is one transaction. A dead letter is sent again before it is deleted: an interruption
-leaves both.
+SQS has no transactions. qdo sends a dead letter again before it deletes the old one, so an
+interruption leaves both.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from qdo.errors import PartialSendError, QdoError
 from qdo.positions import position_now
 from qdo.system.native import run_parallel
 
-# How long dead letters stay hidden unless released, if there are few.
+# How long a few dead letters stay hidden unless they are released.
 HIDE_SECONDS = 60
-# Assumed receive rate. It extends the hidden time by the number of dead letters.
+# The assumed receive rate, which extends the hidden time by the number of dead letters.
 LETTERS_PER_SECOND = 100
 MAX_HIDE_SECONDS = 43_200
-# Dead letters that are hidden for less than this are received again before an operation.
+# Before an operation, dead letters with less remaining hidden time are received again.
 MARGIN_SECONDS = 15.0
 _BATCH = 10
 
-# Queue of a message, and the identity part of its position.
+# The queue of a message, and the identity part of its position.
 Place = tuple[str, int]
-# URL of the queue that a dead letter is in, and the dead letter.
+# The URL of the queue of a dead letter, and the dead letter.
 Copy = tuple[str, FoundDeadLetter]
 log = logging.getLogger(__name__)
-# How long a count of dead letters is used.
+# How long a count of dead letters stays valid.
 COUNT_SECONDS = 60.0
-# How long, and up to which size, listed dead letters are remembered: a command that lists them then
-# reads them one by one.
+# How long, and up to which size, listed dead letters are cached, because a command that lists them
+# then reads them one by one.
 SEEN_SECONDS = 30.0
 SEEN_BYTES = 64 * 1024 * 1024
 
@@ -77,7 +77,7 @@ SEEN_BYTES = 64 * 1024 * 1024
 class ReceivedBatch:
     """Received dead letters, hidden from all other consumers."""
 
-    # Time on the monotonic clock from which other consumers may receive them.
+    # The time on the monotonic clock after which other consumers may receive them.
     until: float
     # All copies of each dead letter, by queue and name, then by MessageId.
     letters: dict[Place, dict[str, Copy]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class DeadLetterReceiver:
             received = self._held = self._empty()
             self._fill(received)
         elif not wanted <= received.letters.keys():
-            self._fill(received)  # held ones are hidden from this process too
+            self._fill(received)  # held letters are hidden from this process too
         return received
 
     def receive_all(self) -> ReceivedBatch:
@@ -130,8 +130,9 @@ class DeadLetterReceiver:
         try:
             self._fill(received)
         except BaseException:
-            # Release also after Ctrl-C: otherwise these letters stay hidden for up to 12 hours. A
-            # release that fails returns its error instead of raising it: the first error stays.
+            # Also release after Ctrl-C, because otherwise these letters stay hidden for up to 12
+            # hours. A failed release returns its error instead of raising it, to keep the first
+            # error.
             self.release(received)
             raise
         return received
@@ -154,7 +155,7 @@ class DeadLetterReceiver:
         while True:
             messages = self._receive(name, url, hide)
             new = [raw for raw in messages if raw["MessageId"] not in seen]
-            if not new:  # all are received, or the first ones are visible again
+            if not new:  # all are received, or the first are visible again
                 received.others.extend((url, raw["ReceiptHandle"]) for raw in messages)
                 return
             seen.update(raw["MessageId"] for raw in new)
@@ -192,7 +193,7 @@ class DeadLetterReceiver:
             self.release(received)
 
     def release(self, received: ReceivedBatch) -> None:
-        """Make a batch visible to others. Failed entries become visible when their time is over."""
+        """Make a batch visible to others. Failed entries become visible after their timeout."""
         by_url: dict[str, list[str]] = {}
         for url, receipt in received.receipts():
             by_url.setdefault(url, []).append(receipt)
@@ -304,7 +305,7 @@ class SqsDeadLetters(DeadLetterStore):
         return [self._whole(each) for each in found]
 
     def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        """Return one dead letter, without a call if it was listed a moment ago."""
+        """Return one dead letter; make no call if it was listed a moment ago."""
         place = queue, SQS_POSITIONS.identity(position)
         with self._lock:
             young = self._clock() - self._seen_at <= SEEN_SECONDS
@@ -314,7 +315,7 @@ class SqsDeadLetters(DeadLetterStore):
         return None if found is None else self._whole(found)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of dead letters of each queue that has any; at most a minute old."""
+        """Return the counts of queues with dead letters; counts are at most a minute old."""
         now = self._clock()
         if self._counted_at is None or now - self._counted_at > COUNT_SECONDS:
             some = any(map(self._count, self._address.letter_queues))
@@ -323,7 +324,7 @@ class SqsDeadLetters(DeadLetterStore):
         return self._counts
 
     def total(self) -> int:
-        """Return about how many dead letters there are, without receiving any."""
+        """Return the approximate number of dead letters, without receiving any."""
         return sum(map(self._count, self._address.letter_queues))
 
     def _count(self, name: str) -> int:
@@ -374,7 +375,7 @@ class SqsDeadLetters(DeadLetterStore):
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         """Send dead letters again, in the given order, then delete them."""
-        # In a FIFO queue a message that is sent twice is not stored again for five minutes.
+        # A FIFO queue does not store a repeated message for five minutes.
         moved = self._retry(keys)
         self._notify(queue for queue, _ in keys)
         return moved
@@ -397,7 +398,7 @@ class SqsDeadLetters(DeadLetterStore):
     def _finish(
         self, batch: ReceivedBatch, tried: Iterable[tuple[list[Copy], Sent | None]]
     ) -> None:
-        """Delete the dead letters that were sent; the others stay."""
+        """Delete the dead letters that were sent; keep all others."""
         gone: list[Copy] = []
         for copies, sent in tried:
             if sent is None:
@@ -429,7 +430,7 @@ class SqsDeadLetters(DeadLetterStore):
             self._receiver.release_held()
 
     def _taken(self, letters: Sequence[Place]) -> tuple[ReceivedBatch, list[list[Copy]]]:
-        """Receive dead letters; return the copies of each, none of a missing one."""
+        """Receive dead letters; return the copies of each, an empty list for a missing letter."""
         self._seen = {}
         self._counted_at = None
         places = [(queue, SQS_POSITIONS.identity(position)) for queue, position in letters]
@@ -440,7 +441,7 @@ class SqsDeadLetters(DeadLetterStore):
         letter = self._whole(found)
         headers = self.headers_again(letter, found.own_id)
         terms = None
-        if letter.queue.endswith(FIFO):  # a repeated send stores it once
+        if letter.queue.endswith(FIFO):  # the queue stores a repeated send once
             terms = SendOptions(dedup_key=digest(letter, headers or ""))
         return Outgoing(letter.queue, letter.body, letter.key, headers, terms)
 
@@ -451,7 +452,7 @@ class SqsDeadLetters(DeadLetterStore):
         if pointers and self._objects is not None:
             try:
                 self._objects.delete(pointers)
-            except QdoError as error:  # their dead letters are deleted, and the others must follow
+            except QdoError as error:  # the letters are deleted; continue with others
                 log.warning(
                     "%d bodies of deleted dead letters stay in S3, the first as %s; delete them, "
                     "or let a lifecycle rule expire them: %s",

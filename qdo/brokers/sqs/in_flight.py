@@ -10,7 +10,7 @@ done        its job has ended; it must be deleted                           (con
 lost        another owner may have received it                              (received again)
 ==========  ==============================================================  ==================
 
-No I/O: answers of SQS go in, rows and the messages to extend come out.
+The classes do no I/O. They take answers of SQS, and return rows and the messages to extend.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position
 from qdo.brokers.sqs.receive import OpenPoll
 from qdo.brokers.sqs.url import BATCH, HOLD_SECONDS
 
-# About how many bytes one process holds before its queues receive fewer messages at once.
+# The approximate number of bytes that one process holds before its queues receive fewer messages.
 HELD_BYTES = 256 * 1024 * 1024
-# Assumed size of a message before any was received. It is large: the first polls of all queues are
-# open at once, and receiving few messages costs each queue only one call.
+# The assumed size of a message before the first receive. It is large because the first polls of all
+# queues are open at once. Receiving few messages costs each queue only one call.
 FIRST_BYTES = 262144.0
 # The longest long poll that SQS allows.
 MOST_WAIT_SECONDS = 20.0
-# Maximum of recorded names of done messages: about 20 KB in the queue node.
+# The maximum number of recorded names of done messages: about 20 KB in the queue node.
 MOST_UNCONFIRMED = 500
-# A message is extended after this share of its visibility timeout.
+# The owner extends a message after this share of its visibility timeout.
 _EXTEND_SHARE = 0.5
-# An answer is assumed to arrive within this share of the visibility timeout. If it took longer, SQS
-# rejects extensions and deletes of its messages.
+# The owner assumes that an answer arrives within this share of the visibility timeout. After a
+# later answer, SQS rejects extensions and deletions of its messages.
 _ON_ITS_WAY_SHARE = 0.1
 
 
 @dataclass(slots=True)
 class InFlightMessage:
-    """A message that was received; times are those of the clock."""
+    """A received message; all times are clock times."""
 
     position: int
     row: Row
     receipt: str
     group: str | None
     pointer: BodyPointer | None
-    # SQS certainly hides it until then.
+    # The time until which SQS certainly hides the message.
     until: float
-    # When to extend its visibility timeout.
+    # The time at which to extend the visibility timeout.
     extend_at: float
-    # It cannot be hidden after that.
+    # The time after which SQS cannot hide the message.
     forever: float
     done: bool = False
-    # The place of its receipt in the store for the parent process.
+    # The location of the receipt in the store for the parent process.
     kept: int = 0
-    # Its message group probably has more messages, which SQS does not return before those that are
-    # received are deleted.
+    # Whether its message group probably has more messages. SQS does not return them before the
+    # received messages are deleted.
     has_followers: bool = False
 
 
 class MemoryBudget:
-    """The memory of one process for held messages and for messages that open polls may return.
+    """The memory of one process for held messages and for the messages of open polls.
 
     :param most: see `HELD_BYTES`.
     :ivar held: bytes of messages that are held or expected.
@@ -74,8 +74,8 @@ class MemoryBudget:
     :ivar typical: the mean message size of the last answer with messages, of any queue.
     """
 
-    # A queue receives any number of messages while the budget allows. After that it receives only
-    # the rest of its share, which is the same for each queue.
+    # A queue receives any number of messages until the budget is used. After that it receives only
+    # the rest of its share. All queues have equal shares.
 
     def __init__(self, most: int = HELD_BYTES) -> None:
         self._most = most
@@ -88,11 +88,11 @@ class MemoryBudget:
         return self.typical
 
     def room(self, size: float, has: int) -> int:
-        """Return how many messages of about `size` a queue that `has` some may receive; 0: wait."""
+        """Return the number of messages of about `size` that a queue holding `has` may receive."""
         size = max(1.0, size)
         free = int((self._most - self.held) / size)
         missing = int(self._most / max(1, self.queues) / size) - has
-        # A queue that holds nothing continues, however small its share is.
+        # A queue that holds no messages may always receive one, however small its share is.
         return max(free, missing, 0 if has else 1)
 
     def took(self, size: int) -> None:
@@ -108,7 +108,7 @@ class ReceiveResult:
 
     # Number of new messages.
     fresh: int = 0
-    # Messages that were done before: to be deleted, not to be processed.
+    # Messages that were done before: the owner deletes them and does not process them.
     again: list[InFlightMessage] = field(default_factory=list)
 
 
@@ -134,8 +134,8 @@ class Extensions:
         return min((held.extend_at for held in self._held.values()), default=float("inf"))
 
     def due(self, now: float) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
-        """Return the messages to extend now, and those that are no longer hidden."""
-        # Those that are due soon are extended with the others in one call.
+        """Return the messages to extend now, and the messages that are no longer hidden."""
+        # One call also extends the messages that are due soon.
         soon = now + 0.1 * self._visibility
         due = []
         over = []
@@ -188,8 +188,9 @@ class InFlightMessages:
         return len(self._order)
 
     def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
-        """Store the messages of an answer to a call that began at `asked_at`."""
-        # SQS hid them then or later: a long poll may wait for longer than the visibility timeout.
+        """Store the messages that SQS returned for a call that began at `asked_at`."""
+        # SQS hid the messages at that time or later. A long poll may last longer than the
+        # visibility timeout.
         until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
         until += self._visibility
         taken = ReceiveResult()
@@ -198,7 +199,8 @@ class InFlightMessages:
             name = name_of(message.message_id)
             known = self._by_name.get(name)
             if known is not None:
-                # Its timeout was over, and this owner received it again: no other has it.
+                # Its visibility timeout ended, and this owner received it again. So no other owner
+                # has it.
                 known.receipt = message.receipt
                 self._keep(known)
                 self.extensions.hide(known, until)
@@ -214,15 +216,15 @@ class InFlightMessages:
         return taken
 
     def nothing_came(self, asked_at: float) -> None:
-        """Handle an answer without messages: it may prove that done messages were deleted."""
-        # They were, if they are neither held nor received, and no call can have hidden them this
-        # long.
+        """Handle an empty answer, which may prove that SQS deleted the done messages."""
+        # It proves this for messages that are neither held nor received, if no call can have hidden
+        # them until now.
         if asked_at >= self._proof_from and not self._held:
             self._unconfirmed.clear()
 
     def in_doubt(self) -> None:
-        """Assume that messages are hidden without being held."""
-        # A call without an answer may have received them, or an earlier owner.
+        """Assume that SQS hides messages that this owner does not hold."""
+        # A call whose answer was lost, or an earlier owner, may have received them.
         self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 
     def _made(
@@ -254,8 +256,9 @@ class InFlightMessages:
             held.kept = self._receipts.keep(self._queue, held.receipt)
 
     def lost(self, held: InFlightMessage) -> list[InFlightMessage]:
-        """Drop a message that another owner may have received; return the dropped, it first."""
-        # Those behind it in its message group are dropped too: they must not run before it.
+        """Drop a message that another owner may have received; return the dropped messages."""
+        # Drop the later messages of its group too, because they must not run before it. The message
+        # itself comes first in the result.
         gone = [held]
         if held.group is not None:
             start = bisect_right(self._order, held.position)
@@ -270,7 +273,7 @@ class InFlightMessages:
         self._unconfirmed.pop(_name(held), None)
 
     def undeletable(self, held: InFlightMessage) -> None:
-        """Drop a done message with an invalid receipt: it is received again, and recognized."""
+        """Drop a done message with an invalid receipt; the next receive recognizes the message."""
         self._forget(held)
         self.in_doubt()
 
@@ -296,15 +299,15 @@ class InFlightMessages:
         return bool(self._order) and self._order[-1] > after
 
     def oldest_sent(self) -> int | None:
-        """Return the send time of the first message that is not done (UUIDv1), None: all are."""
+        """Return the send time (UUIDv1) of the first unfinished message, None without one."""
         return SQS_POSITIONS.to_time(self._order[0]) if self._order else None
 
     def is_held(self, position: int) -> bool:
-        """Return whether a message is still held, or done and not deleted."""
+        """Return whether a message is still held, or is done but not deleted."""
         return position in self._held
 
     def done(self, position: int) -> InFlightMessage | None:
-        """Mark a message done; return it, None if it is not held or was done."""
+        """Mark a message done; return the message, None if it is not held or was already done."""
         held = self._held.get(position)
         if held is None or held.done:
             return None
@@ -315,7 +318,7 @@ class InFlightMessages:
         return held
 
     def done_through(self, position: int) -> list[InFlightMessage]:
-        """Mark all messages up to a position done; return those that were not."""
+        """Mark all messages up to a position done; return those that changed."""
         upto = self._order[: bisect_right(self._order, position)]
         return [held for each in upto if (held := self.done(each)) is not None]
 
@@ -333,7 +336,7 @@ class InFlightMessages:
 
 
 def _is_full_group(messages: Sequence[Received]) -> bool:
-    """Return whether an answer has as many messages of one FIFO group as SQS returns at once."""
+    """Return whether an answer has the maximum number of messages, all of one FIFO group."""
     if len(messages) < BATCH or not messages[0].sequence:
         return False
     return len({each.group for each in messages}) == 1
@@ -341,8 +344,8 @@ def _is_full_group(messages: Sequence[Received]) -> bool:
 
 def name_of(message_id: int) -> str:
     """Return the name of a message, which is the same each time it is received."""
-    # It is its MessageId. A SequenceNumber is unique only within a group, and until the queue is
-    # recreated.
+    # The name is the MessageId. A SequenceNumber is unique only within a group, and only until the
+    # queue is recreated.
     return str(uuid.UUID(int=message_id))
 
 

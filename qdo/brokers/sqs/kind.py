@@ -1,4 +1,4 @@
-"""SQS as the registry knows it: ``sqs://REGION/PREFIX``."""
+"""The registry entry of SQS: ``sqs://REGION/PREFIX``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdo.brokers.sqs.url import sqs_address
 
 
 def _open(url: str, app: str) -> Broker:
-    address = sqs_address(url)  # an invalid one is reported without boto3, too
+    address = sqs_address(url)  # reports an invalid address even without boto3
     try:
         from qdo.brokers.sqs.broker import SqsBroker
     except ImportError as error:

@@ -1,7 +1,7 @@
 """The queues of SQS below a prefix: their names, URLs, tags, settings and counts.
 
-Each of these costs a call. So a queue's URL is read once, its tags and settings seldom, and its
-counts no more often than a budget allows.
+Reading each of these costs a call. So qdo reads a queue's URL once, its tags and settings rarely,
+and its counts within a budget of calls.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from qdo.queues import name_error
 from qdo.system.native import run_parallel
 
 log = logging.getLogger(__name__)
-# About how long a queue's settings and tags are used before they are read again.
+# The approximate time after which a queue's settings and tags are read again.
 SETTINGS_SECONDS = 3600.0
-# Counts are read again after `COUNTS_SECONDS`, or later where the queues are so many that this
-# would exceed this call rate: 5 a second cost 5 dollars a month.
+# The maximum call rate for counts. Counts are read again after `COUNTS_SECONDS`, or later if there
+# are too many queues for this rate. 5 calls a second cost 5 dollars a month.
 COUNTS_SECONDS = 5.0
 COUNTS_PER_SECOND = 5.0
 # Retention of created queues: 14 days, the maximum of SQS.
 RETENTION_SECONDS = 1_209_600
 _PAGE = 1000
-# Another process created the queue meanwhile, with other attributes.
+# The error when another process has meanwhile created the queue with other attributes.
 _EXISTS = ("QueueNameExists", "QueueAlreadyExists")
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A redrive policy: SQS itself moves messages that were received too often."""
+    """A redrive policy, by which SQS moves messages that were received too often."""
 
-    # SQS name of the queue that receives them.
+    # The SQS name of the queue that receives the moved messages.
     target: str
     max_receives: int
 
@@ -52,20 +52,20 @@ class Redrive:
 class QueueAttributes:
     """The settings of an SQS queue and its approximate counts, as SQS reports them."""
 
-    # Time on the monotonic clock of the call.
+    # The time of the call on the monotonic clock.
     read_at: float
     retention_seconds: int = 345_600
     visibility_seconds: int = 30
     redrive: Redrive | None = None
-    # Messages that can be received.
+    # The number of receivable messages.
     waiting: int = 0
-    # Messages that were received and are not deleted.
+    # The number of messages that were received and are not deleted.
     in_flight: int = 0
     delayed: int = 0
 
 
 def sqs_name_fault(name: str) -> str | None:
-    """Return why SQS does not allow a queue name, None when it does."""
+    """Return the reason why SQS does not allow a queue name, None for a valid name."""
     if len(name) > MAX_SQS_NAME:
         return f"{name!r} has {len(name)} characters"
     bare = name.removesuffix(FIFO)
@@ -127,7 +127,7 @@ class SqsQueues:
     def full_name(self, queue: str) -> str:
         """Return the full SQS name of a queue; raise SqsNameError if SQS does not allow it."""
         name = self._address.prefix + queue
-        # The queue whose full name is the prefix has no name here.
+        # A queue whose full name equals the prefix would have an empty name.
         reason = name_error(queue) or sqs_name_fault(name)
         if name in self._address.letter_queues:
             reason = "it stores dead letters"
@@ -172,7 +172,7 @@ class SqsQueues:
         self._counted &= kept
 
     def create(self, name: str, kind: str) -> str:
-        """Create a queue of a kind, standard or fifo as its full name says; return its URL."""
+        """Create a standard or FIFO queue, according to its full name; return its URL."""
         fifo = name.endswith(FIFO)
         if fifo != (kind == "fifo"):
             reason = f"create={kind} is set, but names of FIFO queues, only those, end in {FIFO!r}"
@@ -202,13 +202,12 @@ class SqsQueues:
     def names(self, *, strict: bool = True) -> list[str]:
         """Return the names of all queues, without the prefix, in order.
 
-        :param strict: raise an error if SQS does not return the attributes of a queue now. Without
-            it, the target of that queue's redrive policy may be listed, which no worker may take.
+        :param strict: raise an error if SQS does not return the attributes of a queue now. If
+            False, the result may include the target of that queue's redrive policy, which workers
+            must not own.
         """
-        # Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
-        # the tag of the address, and names that are not allowed for znodes.
-        # Left out are qdo's own dead-letter queues, the targets of redrive policies, queues without
-        # the tag of the address, and names that are not allowed for znodes.
+        # Omit qdo's dead-letter queues, targets of redrive policies, queues without the tag of the
+        # address, and names that znodes cannot have.
         listed = self._listed()
         self._forget_all_but(listed)
         found = [name for name in listed if name not in self._address.letter_queues]
@@ -225,7 +224,7 @@ class SqsQueues:
             with translate(self._address.place, "prefix", self._address.prefix):
                 self._client.list_queues(**self._wanted(1))
         except AccessDeniedError:
-            pass  # SQS answers, and a sender needs no permission to list
+            pass  # SQS has answered; senders need no permission to list
 
     def _wanted(self, count: int) -> dict[str, Any]:
         prefix = self._address.prefix
@@ -259,14 +258,14 @@ class SqsQueues:
             log.warning("%s", text)
 
     def settings(self, queue: str) -> QueueAttributes:
-        """Return the attributes of a queue; its counts may be old."""
+        """Return the attributes of a queue; the counts may be old."""
         known = self._entry(self.full_name(queue))
         if known.facts is not None and known.settings_until > self._clock():
             return known.facts
         return self._read(self.full_name(queue))
 
     def settings_of(self, queues: Sequence[str]) -> dict[str, QueueAttributes]:
-        """Return the attributes of queues, without those that cannot be read."""
+        """Return the attributes of queues, without unreadable queues."""
         facts = self._settings(list(map(self.full_name, queues)))
         named = ((queue, facts.get(self.full_name(queue))) for queue in queues)
         return {queue: each for queue, each in named if each is not None}
@@ -276,7 +275,7 @@ class SqsQueues:
         return self.counts_of(self.full_name(queue))
 
     def waiting(self, queue: str) -> int:
-        """Return about how many messages can be received now: always a call."""
+        """Return the approximate number of receivable messages; always makes a call."""
         return self._read(self.full_name(queue)).waiting
 
     def counts_of(self, name: str) -> QueueAttributes:
@@ -289,7 +288,7 @@ class SqsQueues:
 
     def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
         """Return the queues that have a tag, by their full names."""
-        # Queues of others may deny reading their tags; an error only if all do.
+        # Foreign queues may deny reading their tags. Raise an error only if all queues do.
         now = self._clock()
         faults: list[tuple[str, AwsError]] = []
 
@@ -310,14 +309,14 @@ class SqsQueues:
         return [name for name in names if (self._entry(name).tags or {}).get(tag[0]) == tag[1]]
 
     def _read_tags(self, name: str) -> None:
-        with contextlib.suppress(AwsNotFoundError):  # deleted; lists show it for a while
+        with contextlib.suppress(AwsNotFoundError):  # lists show deleted queues for a while
             tags = self._call("list_queue_tags", name).get("Tags", {})
             known = self._entry(name)
             known.tags = tags
             known.tags_until = self._until()
 
     def _settings(self, names: Sequence[str], strict: bool = True) -> dict[str, QueueAttributes]:
-        """Return the attributes of queues by their full names, without unreadable ones."""
+        """Return the attributes of queues by their full names, without unreadable queues."""
         now = self._clock()
         due = [name for name in names if self._entry(name).settings_until <= now]
         run_parallel(lambda name: self._try_read(name, strict), due)
@@ -346,7 +345,7 @@ class SqsQueues:
         return facts
 
     def _until(self) -> float:
-        """Return when to read again: at a different time for each queue."""
+        """Return the time of the next read, which differs between queues."""
         return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)  # spreads pauses
 
     def _call(self, method: str, name: str, **parameters: Any) -> Any:

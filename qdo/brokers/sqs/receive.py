@@ -18,17 +18,17 @@ from qdo.encoding import unreadable, with_body_kind
 from qdo.errors import QdoError, UnreachableError
 from qdo.text import describe
 
-# While bodies are read, messages are hidden again after this share of their visibility timeout:
-# `qdo.brokers.sqs.in_flight` assumes that an answer is no older when it is stored.
+# While the reader reads bodies, it hides messages again after this share of their visibility
+# timeout. `qdo.brokers.sqs.in_flight` assumes that a stored answer is not older than this.
 READING_SHARE = 0.1
-# How often the reader checks meanwhile whether the claim has ended.
+# How often the reader checks whether the claim has ended while it reads bodies.
 ENDED_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 # Hides messages of a queue, by their receipts, for this many seconds.
 Hide = Callable[[str, Sequence[str], int], None]
-# SQS knows the id of a receive for 300 seconds.
+# SQS remembers the id of a receive for 300 seconds.
 KNOWN_SECONDS = 240.0
 
 
@@ -50,9 +50,9 @@ class BodyReader:
         owed: Callable[[float], None],
         ended: Callable[[], bool],
     ) -> list[Received]:
-        """Return messages with their bodies; hide them meanwhile.
+        """Return messages with their bodies; keep the messages hidden meanwhile.
 
-        :raises QdoError: all are left out; they are released.
+        :raises QdoError: no body can be read; all messages are released.
         """
         hidden = list(messages)
         hiding = gevent.spawn(self._keep_hidden, queue, hidden, owed, ended)
@@ -82,7 +82,7 @@ class BodyReader:
     def release(
         self, queue: str, messages: Sequence[Received], owed: Callable[[float], None]
     ) -> None:
-        """Release messages; where that fails, report when SQS shows them again."""
+        """Release messages; after a failure, report the time until SQS shows them again."""
         try:
             self._hide(queue, [each.receipt for each in messages], 0)
         except QdoError:
@@ -109,7 +109,7 @@ class BodyReader:
             except QdoError as error:
                 faults.append(error)
                 blocked_groups.add(each.group)
-            except Exception as error:  # noqa: BLE001 - the others must not wait for this one
+            except Exception as error:  # noqa: BLE001 - other messages must not wait
                 found.append(_without_body(each, error))
         return found, faults[0] if faults else None
 
@@ -120,10 +120,10 @@ class BodyReader:
         owed: Callable[[float], None],
         ended: Callable[[], bool],
     ) -> None:
-        """Hide messages again and again until this greenlet is killed."""
-        # Otherwise another owner would receive them while their bodies are read, and their jobs
-        # would be lost at the first extension. Where the claim ends they are released and
-        # `messages` is cleared: the next owner must not wait for a body that is still being read.
+        """Hide messages repeatedly until this greenlet is killed."""
+        # Otherwise another owner would receive the messages while their bodies are read, and their
+        # jobs would end at the first extension. When the claim ends, the greenlet releases the
+        # messages and clears `messages`, because the next owner must not wait for a slow body.
         pause = self._visibility_seconds * READING_SHARE
         due = time.monotonic() + pause
         while True:
@@ -150,7 +150,7 @@ class BodyReader:
         return pointer is not None and self._objects is not None and self._objects.is_ours(pointer)
 
     def _with_body(self, queue: str, message: Received) -> Received:
-        # A message whose object is missing cannot be decoded, and its policy ends it.
+        # The worker cannot decode a message whose object is missing, and applies its policy.
         pointer = message.pointer
         if pointer is None or self._objects is None or not self._objects.is_ours(pointer):
             return message
@@ -167,13 +167,13 @@ class BodyReader:
 
 
 def _without_body(message: Received, error: Exception) -> Received:
-    """Return a message that its policy ends, because its body can never be read."""
-    # Its body is the text of the pointer. The object stays: it belongs to another program.
+    """Return a message whose body can never be read, so that its policy ends it."""
+    # Its body is the text of the pointer. The object stays, because it belongs to another program.
     return message._replace(headers=unreadable(describe(error)), pointer=None)
 
 
 def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
-    """Raise if S3 was unreachable twice: one more call can take minutes, too."""
+    """Raise an error after S3 was unreachable twice, because another call can take minutes."""
     unreachable = [fault for fault in faults if isinstance(fault, UnreachableError)]
     if len(unreachable) > 1:
         raise unreachable[0]
@@ -182,9 +182,9 @@ def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
 class ReceiveAttemptId:
     """The ReceiveRequestAttemptIds of one queue."""
 
-    # SQS may have executed a receive without an answer, and locked message groups for it. With the
-    # same id it returns the same messages again; with a new one, after their visibility timeout. A
-    # repeated receive keeps all its parameters.
+    # SQS may have executed a receive whose answer was lost, and locked message groups for it. With
+    # the same id, SQS returns the same messages at once; with a new id, after their visibility
+    # timeout. A repeated receive must keep all its parameters.
 
     def __init__(self) -> None:
         self._id = ""
@@ -192,7 +192,7 @@ class ReceiveAttemptId:
         self._since = 0.0
 
     def next(self, now: float) -> str:
-        """Return the id of the receive that is made now (clock time)."""
+        """Return the id for a receive at `now`, a clock time."""
         if not self._id or now - self._since > KNOWN_SECONDS:
             self._id = str(uuid.uuid4())
             self._most = 0
@@ -200,7 +200,7 @@ class ReceiveAttemptId:
         return self._id
 
     def batch_size(self, wanted: int) -> int:
-        """Return how many messages the receive asks for: as many as its first attempt."""
+        """Return the number of messages to request: a repeated receive keeps its first number."""
         self._most = self._most or wanted
         return self._most
 
@@ -209,15 +209,15 @@ class ReceiveAttemptId:
         return bool(self._id)
 
     def answered(self) -> None:
-        """Use a new id next: SQS has answered, maybe with an error."""
+        """Use a new id next, because SQS has answered, maybe with an error."""
         self._id = ""
 
 
 class OpenPoll:
-    """Records the open poll of a queue beside the receipts of held messages."""
+    """Records the open poll of a queue with the receipts of held messages."""
 
-    # Released messages may go to an open poll, also to that of a dead process. Its id then returns
-    # these messages.
+    # SQS may return released messages to an open poll, even of a dead process. The id of this poll
+    # then returns these messages.
 
     def __init__(self, queue: str, receipts: ReceiptHandleStore | None) -> None:
         self._queue = queue
@@ -225,12 +225,12 @@ class OpenPoll:
         self._places: list[int] = []
 
     def opened(self, attempt: str | None) -> None:
-        """Record that a poll begins, or that its answer is stored (None)."""
+        """Record that a poll begins; `attempt` None: that its answer is stored."""
         self._record(() if attempt is None else (OPEN_POLL + attempt,))
 
     def answered(self, receipts: Iterable[str]) -> None:
-        """Record the receipts of an answer whose bodies are still to be read."""
-        # Once its messages are hidden again, the poll's id no longer returns them.
+        """Record the receipts of an answer before its bodies are read."""
+        # After an extension of the messages, the poll's id no longer returns them.
         self._record(receipts)
 
     def _record(self, entries: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
-"""Send to SQS: ten messages at a time, and failed messages again.
+"""Send to SQS, ten messages at a time, and retry failed messages.
 
-Messages of one queue are sent in their order, one call after the other; different queues do not
-wait for each other. A message that fails for the moment is sent again before all messages behind
-it. Still, within one call SQS may store a message and reject the one before it: these two
-change places, also within a FIFO group.
+The sender sends messages of one queue in order, one call after another. Different queues do not
+wait for each other. After a temporary failure, it sends a message again before all later messages.
+Still, within one call SQS may store a message and reject an earlier one. Then these two change
+places, even within a FIFO group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 ACTION = "SendMessageBatch"
 SEND_BACKOFF = Backoff(0.1, 3.0)
 _UNSAID = {"Message": "its answer does not mention it"}
-# Upper limit of the size of a pointer to a body in S3, in bytes.
+# The maximum size of a pointer to a body in S3, in bytes.
 _POINTER_BYTES = 2048
 
 
@@ -68,26 +68,26 @@ def _seconds_until(due: float) -> float:
 
 
 def delay_seconds(due: float) -> int:
-    """Return the seconds until a message is due, rounded up: never too early."""
+    """Return the seconds until a message is due, rounded up so that it is never early."""
     return min(max(math.ceil(_seconds_until(due)), 0), MAX_DELAY_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class _PreparedMessage:
-    """A message that can be sent."""
+    """A message that is ready to send."""
 
     # Its index in the caller's messages.
     index: int
     # The entry for SendMessageBatch, without its Id.
     made: dict[str, Any]
-    # Bytes that count for the limit of a call.
+    # The bytes that count toward the limit of a call.
     size: int
-    # Its body, where that goes to S3 first.
+    # The body, if it goes to S3 first.
     large: bytes | None = None
 
 
 class Sent(NamedTuple):
-    """The ids of a stored message; `sequence` is its SequenceNumber, 0 on a standard queue."""
+    """The ids of a stored message; `sequence` is its SequenceNumber, 0 in a standard queue."""
 
     id: str
     sequence: int
@@ -96,7 +96,7 @@ class Sent(NamedTuple):
 class SqsSender:
     """Sends messages. Safe to use from several threads or greenlets.
 
-    :param calls: makes each call once: the sender retries.
+    :param calls: makes each call once, because the sender retries.
     :param objects: stores bodies that are too large; None: they are rejected.
     :param stopped: ends pauses between attempts.
     """
@@ -118,10 +118,10 @@ class SqsSender:
         self._clock = clock
 
     def send(self, messages: Sequence[Outgoing]) -> list[Sent]:
-        """Send messages, those of each queue in the given order.
+        """Send messages; keep the given order within each queue.
 
-        :raises PartialSendError: some were sent; the error lists the others.
-        :raises QdoError: none was sent, because one cannot be sent at all.
+        :raises PartialSendError: some messages were sent; the error lists the unsent ones.
+        :raises QdoError: no message was sent, because one of them can never be sent.
         """
         by_queue: dict[str, list[_PreparedMessage]] = {}
         for index, message in enumerate(messages):
@@ -174,7 +174,7 @@ class SqsSender:
         return _PreparedMessage(index, made, size)
 
     def _entry(self, queue: str, ready: _PreparedMessage, attempts: SendAttempts) -> dict[str, Any]:
-        """Return the entry to send for a message. A body that belongs in S3 is already there."""
+        """Return the entry to send for a message; store its body in S3 if it belongs there."""
         made = ready.made
         if ready.large is not None and self._objects is not None:
             pointer = self._stored(queue, ready.large, self._objects, attempts)
@@ -186,7 +186,7 @@ class SqsSender:
     ) -> BodyPointer:
         while True:
             try:
-                self._queues.url(queue, create=True)  # a body without its queue would be useless
+                self._queues.url(queue, create=True)  # a body without a queue would be useless
                 pointer = objects.put(queue, body)
             except UnreachableError:
                 if not attempts.wait():
@@ -212,7 +212,7 @@ class SqsSender:
     def _try(
         self, queue: str, entries: list[dict[str, Any]], sent: list[Sent | None]
     ) -> tuple[list[dict[str, Any]], QdoError | None]:
-        """Send a batch once; return the messages to send again, and why; raise permanent errors."""
+        """Send a batch once; return the messages to retry, and why; raise permanent errors."""
         name = self._queues.full_name(queue)
         try:
             url = self._queues.url(queue, create=True)
@@ -224,7 +224,7 @@ class SqsSender:
             fault = translation(error, self._address.place, "queue", name)
             if is_transient(error):
                 return entries, fault
-            if is_not_found(error):  # deleted since its address was asked for
+            if is_not_found(error):  # deleted after the sender read its address
                 self._queues.forget(name)
                 if self._address.create != "none":
                     return entries, fault
@@ -253,7 +253,7 @@ class SqsSender:
 def _warn_order_lost(
     name: str, entries: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Warn of message groups in which SQS stored a message behind one that it did not store."""
+    """Warn about message groups in which SQS rejected a message but stored a later one."""
     waiting = {each["Id"] for each in left}
     held_up: set[str] = set()
     overtaken: dict[str, None] = {}
@@ -275,7 +275,7 @@ def _warn_order_lost(
 
 
 def _batches(ready: Sequence[_PreparedMessage]) -> Iterator[list[_PreparedMessage]]:
-    """Split messages into calls: at most ten messages and 1 MiB each."""
+    """Split messages into calls of at most ten messages and 1 MiB each."""
     batch: list[_PreparedMessage] = []
     size = 0
     for each in ready:

@@ -31,16 +31,16 @@ from qdo.positions import time_of_position
 
 _log = logging.getLogger(__name__)
 
-# Pause after the first poll that found nothing; it doubles from poll to poll.
+# Pause after the first empty poll; each further empty poll doubles it.
 FIRST_REST_SECONDS = 0.5
-# After so many empty polls in a row the poller checks the queue's backlog, ever less often.
+# After this many successive empty polls, the poller checks the backlog at growing intervals.
 LOOK_AT = frozenset(3 << shift for shift in range(24))
 # How often the poller checks whether it may poll again.
 UNWANTED_SECONDS = 1.0
 
 
 def idle_backoff(empty: int, most: float, jitter: float) -> float:
-    """Return the pause after empty polls, `most` at most: longer from poll to poll."""
+    """Return the pause after empty polls, which grows with each poll up to `most`."""
     # Without jitter, a worker would poll all its queues at the same times forever.
     if not most or not empty:
         return 0.0
@@ -127,8 +127,9 @@ class Poller:
         return bool(self._empty) and self._empty_at >= self._owed_until and not self._failures
 
     def poll_now(self) -> None:
-        """Poll at once: a sender rang."""
-        # The answer of an open poll may be older than the ring: if it is empty, poll again.
+        """Poll at once, because a sender rang the doorbell."""
+        # SQS may have sent the answer of an open poll before the ring: after an empty one, poll
+        # again.
         self._rung = self.open
         if self._pause is not None and not self._failures:
             self._empty = 0
@@ -136,7 +137,7 @@ class Poller:
             self._poll_if_possible()
 
     def check_room(self) -> None:
-        """Poll if the poller waited for messages to be done."""
+        """Poll if the poller was waiting for messages to be done."""
         if self._waits_for_room and self._room():
             self._end_pause()
             self._poll_if_possible()
@@ -205,8 +206,8 @@ class Poller:
         return most
 
     def _came(self, messages: Sequence[Received]) -> int:
-        """Return for how many messages there is room, before their bodies are read from S3."""
-        # At least one unless the claim has ended: messages may be much larger than those before.
+        """Return the number of messages to keep, before their bodies are read from S3."""
+        # Keep at least one unless the claim has ended: messages may be larger than expected.
         if self._closed:
             return 0
         count = self._how_many_fit([each.size or len(each.body) for each in messages])
@@ -223,7 +224,7 @@ class Poller:
         return len(sizes)
 
     def _owed(self, seconds: float) -> None:
-        """Remember that SQS will deliver again messages that could not be kept."""
+        """Remember that SQS will redeliver messages that the poller could not keep."""
         self._owed_until = self._timing.clock() + seconds
         self._holding.in_doubt()
 
@@ -314,7 +315,7 @@ class SqsSubscription(Subscription):
         return SqsReader(self.fetch, after)
 
     def fetch(self, after: int, limit: int) -> list[Row]:
-        """Return held rows; poll for more where these are the last; raise the last poll's error."""
+        """Return held rows, and poll for more after the last; raise the error of the last poll."""
         self._poller.raise_error()
         rows = self._holding.rows(after, limit)
         self._fetched = rows[-1].position if rows else after
@@ -323,7 +324,7 @@ class SqsSubscription(Subscription):
         return rows
 
     def at_tip(self) -> bool:
-        # Fetched messages may stay held: those of a key that waits for an operator.
+        # Fetched messages stay held while their key waits for an operator.
         return self._poller.is_at_tip() and not self._holding.has_rows(self._fetched)
 
     def behind_seconds(self) -> float | None:
@@ -362,7 +363,7 @@ class SqsSubscription(Subscription):
         self._closed = True
         self._poller.close()
         self._extensions.stop()
-        # The next owner need not wait for messages that are not done, nor for failing deletes.
+        # The next owner should wait neither for unfinished messages nor for failing deletes.
         self.begin(self._deletes.flush)
         self._release(self._holding.undone())
 
@@ -370,7 +371,7 @@ class SqsSubscription(Subscription):
         self._callbacks.news()
 
     def begin(self, task: Callable[[], None]) -> None:
-        """Run a task in a greenlet of its own; the subscription is closed after the last one."""
+        """Run a task in a separate greenlet; the subscription closes after the last task."""
 
         def run() -> None:
             try:
@@ -383,20 +384,20 @@ class SqsSubscription(Subscription):
         gevent.spawn(run)
 
     def poll_ended(self) -> None:
-        """Report the end of a closed subscription once none of its tasks runs."""
+        """Report the end of a closed subscription once all of its tasks have ended."""
         self._check_confirmed()  # an empty answer may prove that messages were deleted
         if self._closed and not self._running and not self._poller.open:
             self._holding.poll.opened(None)
             self._callbacks.closed(self)
 
     def _check_confirmed(self) -> None:
-        """Tell the engine when the names that it may have recorded are no longer needed."""
+        """Tell the engine when it no longer needs the recorded names of done messages."""
         if self._has_told_names and not self._holding.unconfirmed():
             self._has_told_names = False
             self.on_confirmed()
 
     def received(self, messages: Sequence[Received], asked_at: float) -> int | None:
-        """Store the messages of a poll; return the number of new ones, None if all are released."""
+        """Store the messages of a poll; return the number of new ones, None if it releases all."""
         taken = self._holding.take(messages, asked_at)
         self._holding.poll.opened(None)
         if taken.again:
@@ -420,9 +421,10 @@ class SqsSubscription(Subscription):
         return self._keep_what_runs(due) if due and not self.may_start() else due
 
     def _keep_what_runs(self, due: Sequence[InFlightMessage]) -> list[InFlightMessage]:
-        """Return the due messages to hold although jobs may not start; release all others."""
-        # The queue is blocked, or another worker may own it and must be able to receive them. All
-        # are released: a message that stayed here would run before those that were released.
+        """Return the due messages to hold while jobs may not start; release all others."""
+        # The queue is blocked, or another worker may own it and must be able to receive the
+        # messages. Release all of them, because a message that stays here would run before the
+        # released ones.
         running = self.in_flight()
         undone = self._holding.undone()
         self._release([held for held in undone if held.position not in running])
@@ -448,7 +450,7 @@ class SqsSubscription(Subscription):
 
 
 class SqsReader:
-    """Reads a subscription from a position on; `fetch` returns the rows behind a position."""
+    """Reads a subscription; `fetch` returns the rows after a position."""
 
     def __init__(self, fetch: Callable[[int, int], list[Row]], after: int) -> None:
         self._fetch = fetch

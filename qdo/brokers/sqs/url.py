@@ -17,13 +17,13 @@ from qdo.brokers.aws.address import (
     _whole,
 )
 
-# Maximum of messages in one call.
+# The maximum number of messages in one call.
 BATCH = 10
-# SQS hides a message at most this long after it was received, extensions included.
+# The maximum time for which SQS hides a received message, including extensions.
 HOLD_SECONDS = 12 * 3600.0
-# Maximum bytes of body and attributes in SQS.
+# The maximum bytes of body and attributes in SQS.
 MAX_SQS_MESSAGE = 1024 * 1024
-# Characters, `.fifo` included.
+# The maximum length of a queue name in characters, including `.fifo`.
 MAX_SQS_NAME = 80
 # Suffix of the names of FIFO queues.
 FIFO = ".fifo"
@@ -38,22 +38,22 @@ class SqsAddress:
 
     region: str
     prefix: str
-    # Full SQS name of qdo's own dead-letter queue of standard queues.
+    # The full SQS name of qdo's dead-letter queue for standard queues.
     dead_letters: str
     endpoint: str | None = None
-    # (key, value); only queues with this tag are processed. None: all.
+    # (key, value); only queues with this tag are processed. None: all queues.
     tag: tuple[str, str] | None = None
     # How long SQS hides a received message, before extensions.
     visibility_seconds: int = 60
-    # Of one long poll.
+    # The duration of one long poll.
     wait_seconds: int = 20
-    # Longest pause between polls of an empty queue; 0: no pause.
+    # The maximum pause between polls of an empty queue; 0: no pause.
     idle_seconds: float = 20.0
-    # None, standard or fifo: type of queue that sending to a missing queue creates.
+    # The type of queue that a send to a missing queue creates: None, standard or fifo.
     create: str = "none"
-    # Of S3, for bodies over `max_body`; None: such bodies are rejected.
+    # The S3 bucket for bodies over `max_body`; None: such bodies are rejected.
     bucket: str | None = None
-    # Maximum bytes of a body that is stored in SQS itself.
+    # The maximum bytes of a body that is stored in SQS.
     max_body: int = 262144
 
     @property
@@ -62,7 +62,7 @@ class SqsAddress:
 
     @property
     def letter_queues(self) -> tuple[str, str]:
-        """Full SQS names of qdo's dead-letter queues: of standard queues, and of FIFO queues."""
+        """Full SQS names of qdo's dead-letter queues for standard queues and for FIFO queues."""
         return self.dead_letters, self.dead_letters + FIFO
 
 

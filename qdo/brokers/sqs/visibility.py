@@ -1,4 +1,4 @@
-"""Extending the visibility timeout of held messages, and releasing messages, for one queue."""
+"""Extend the visibility timeouts of held messages, and release messages, for one queue."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
 from qdo.brokers.sqs.url import BATCH
 from qdo.system.clock import clock as boot_clock
 
-# Short delays after extensions that failed: the visibility timeout is running.
+# Short delays after failed extensions, because the visibility timeout is running.
 EXTEND_BACKOFF = Backoff(0.2, 2.0)
-# Attempts to release a message; it becomes visible after its timeout anyway.
+# The maximum attempts to release a message, which becomes visible after its timeout anyway.
 TRIES = 4
-# How long a done message waits at most for others to be deleted with it.
+# The maximum time for which a done message waits to be deleted with others.
 LINGER_SECONDS = 0.5
-# Delays after calls that failed.
+# Delays after failed calls.
 RETRY_BACKOFF = Backoff(0.2, 30.0)
 
 
@@ -35,7 +35,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedQueue:
-    """A queue with its held messages; `begin` runs a task in a greenlet of its own."""
+    """A queue with its held messages; `begin` runs a task in a separate greenlet."""
 
     name: str
     api: SqsApi
@@ -48,9 +48,9 @@ class ConsumedQueue:
 
 
 class VisibilityExtender:
-    """Extends the visibility timeout of the messages that one owner holds.
+    """Extends the visibility timeouts of the messages that one owner holds.
 
-    :param choose: returns which due messages to hold.
+    :param choose: returns the due messages to hold.
     :param lose: called with messages that another owner may have received.
     """
 
@@ -72,7 +72,7 @@ class VisibilityExtender:
         self._stopped = False
 
     def schedule(self) -> None:
-        """Schedule the next extension; called after messages were received."""
+        """Schedule the next extension; call this after receiving messages."""
         if self._timer is not None or self._under_way or self._stopped:
             return
         due = self._holding.extensions.next_at()
@@ -106,7 +106,7 @@ class VisibilityExtender:
             self.schedule()
 
     def _extend_all(self) -> bool:
-        """Make one call for each ten due messages; return whether all were answered."""
+        """Make one call for each ten due messages; return whether SQS answered all calls."""
         due, over = self._holding.extensions.due(self._clock())
         self._lose(over)
         chosen = self._choose(due)
@@ -127,16 +127,16 @@ class VisibilityExtender:
         answer = self._queue.api.extend(self._queue.name, batch)
         for held in answer.done:
             self._holding.extensions.extended(held, asked_at)
-        # A message that was received again meanwhile is held by a new receipt.
+        # If the owner received a message again meanwhile, it holds the message by a new receipt.
         asked = dict(zip(map(id, batch), receipts, strict=True))
         self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
         return not answer.failed
 
 
 def release(queue: ConsumedQueue, held: Sequence[InFlightMessage]) -> None:
-    """Make messages visible again; returns at once."""
-    # SQS delivers no message of a group while another one is hidden. So the order in which they
-    # become visible does not matter.
+    """Make messages visible again; return at once."""
+    # SQS delivers no message of a group while another message of the group is hidden. So the order
+    # in which messages become visible does not matter.
     for each in held:
         queue.holding.released(each)
     for start in range(0, len(held), BATCH):
@@ -145,7 +145,7 @@ def release(queue: ConsumedQueue, held: Sequence[InFlightMessage]) -> None:
 
 
 def _release_batch(queue: ConsumedQueue, batch: Sequence[InFlightMessage]) -> None:
-    """Release messages; retry failures, because the messages would wait otherwise."""
+    """Release messages; retry after failures, because the messages would wait otherwise."""
     for failures in range(1, TRIES + 1):
         batch = queue.api.release(queue.name, batch).failed
         if not batch:
@@ -164,7 +164,7 @@ class Deleter:
         self._timer: Any = None
 
     def add(self, held: Sequence[InFlightMessage], at_once: bool = False) -> None:
-        """Delete messages soon: ten at a time, or when no other is held, or after a while."""
+        """Delete messages in batches of ten, when no other message is held, or after a while."""
         if not held:
             return
         self._waiting += held
@@ -178,7 +178,7 @@ class Deleter:
         self._queue.begin(self.flush)
 
     def flush(self) -> None:
-        """Delete all done messages; returns when each is deleted or undeletable."""
+        """Delete all done messages; return when each is deleted or undeletable."""
         timer = self._timer
         self._timer = None
         if timer is not None:
@@ -197,7 +197,8 @@ class Deleter:
             if answer.done:
                 self._deleted()
             for held in answer.refused:
-                # A newer receipt is valid; SQS delivers the message again, and it is recognized.
+                # A newer receipt is valid. SQS delivers the message again, and the owner recognizes
+                # it.
                 self._holding.undeletable(held)
             batch = list(answer.failed)
             if not batch:

@@ -1,4 +1,4 @@
-"""`qdo admin`: the commands that set up an app, and that are rarely typed."""
+"""`qdo admin`: rarely used commands that set up an app."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def completion(shell: str) -> None:
     fish:  qdo admin completion fish > ~/.config/fish/completions/qdo.fish
     """
     for program in PROGRAMS:
-        # The script only names the program: the shell asks for its commands while the user types.
+        # The script only names the program: the shell asks it for commands while the user types.
         kind = _SHELLS[shell]
         script = kind(click.Command(program), {}, program, completion_variable(program))
         click.echo(script.source_template % script.source_vars())
@@ -72,7 +72,7 @@ def completion(shell: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """A node of the coordinator; the value of one that cannot be read is the reason."""
+    """A node of the coordinator; if it cannot be read, the value is the reason."""
 
     path: str
     value: str
@@ -85,10 +85,10 @@ class Znode:
 
 
 def subtree(client: Client, root: str) -> list[Znode]:
-    """Return the node at `root`, if it exists, and all nodes below it: parents first, by name."""
+    """Return the node at `root`, if it exists, and all nodes below it, parents first, by name."""
     paths = [root]
     level = paths
-    while level:  # nodes that come or go meanwhile may be missing
+    while level:  # nodes that are created or deleted now may be missing
         below = read_permitted_children(client, level)
         level = [
             f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names or ()

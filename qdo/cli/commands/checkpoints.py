@@ -123,12 +123,12 @@ def _execute(connections: Connections, steps: list[ImportStep], id: str, consent
     try:
         for index, step in enumerate(steps):
             steps[index] = execute_step(fleet, step, id, consent.reason)
-    finally:  # the steps that were done are shown even if the others failed
+    finally:  # show the executed steps even if others failed
         _effect(steps).show(consent.form)
 
 
 def _check_kind(settings: Settings) -> None:
-    """Raise UnsupportedError for a broker whose positions mean nothing to another owner."""
+    """Raise UnsupportedError for a broker without positions that another owner could use."""
     if not kind_of(settings.broker).positions.stable:
         raise UnsupportedError(
             broker="this broker",
@@ -138,7 +138,7 @@ def _check_kind(settings: Settings) -> None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines; one that is too long is cut, and then refused."""
+    """Yield lines; cut a line that is too long, so that it is rejected later."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 
@@ -150,7 +150,7 @@ def _written(target: str) -> Iterator[TextIO]:
         sys.stdout.flush()
         return
     if os.path.exists(target) and not os.path.isfile(target):
-        with open(target, "w", encoding="utf-8") as out:  # a device or pipe must not be replaced
+        with open(target, "w", encoding="utf-8") as out:  # do not replace a device or pipe
             yield out
         return
     folder, name = os.path.split(os.path.realpath(target))

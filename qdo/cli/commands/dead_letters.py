@@ -172,7 +172,7 @@ def list_(
 
 
 def _list_kinds(glob: str, filters: Filter, form: str, settings: Settings) -> None:
-    """Count failures by their errors: everything that waits for an operator."""
+    """Count all failures that wait for an operator, by error."""
     require_app(settings)
     is_whole = glob == "*" and filters == Filter()
     with open_connections(settings, coordinator=is_whole) as connections:
@@ -188,7 +188,7 @@ def _list_kinds(glob: str, filters: Filter, form: str, settings: Settings) -> No
 def _exported(
     broker: Broker, letters: Iterable[Letter], settings: Settings, rows: Rows
 ) -> Iterator[Any]:
-    """Read one after the other: their bodies need not fit into memory together."""
+    """Read one dead letter at a time, because all bodies together may not fit into memory."""
     vault = vault_of(settings, settings.app, broker.stream_of)
 
     def item(letter: Letter) -> Any:
@@ -265,7 +265,7 @@ def retry(**chosen: Any) -> None:
     Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
     --newer. The message keeps its id; its header qdo-retried counts how often it was sent again.
     """
-    # A glob may match more than expected, even if it matches only one at the moment.
+    # A glob may match more queues than expected, even if it now matches only one.
     _change("retry", "retried", ops.retry, asks=not chosen["ids"], **chosen)
 
 
@@ -329,7 +329,7 @@ def _chosen(
 
 @dataclass(frozen=True, slots=True)
 class _LetterTask:
-    """The dead letters that a command retries or discards, and how it shows them."""
+    """The dead letters that a command retries or discards, and their display."""
 
     verb: str
     participle: str
@@ -341,14 +341,14 @@ class _LetterTask:
     def report(
         self, operation: Iterator[LetterResult], consent: Consent, settings: Settings
     ) -> None:
-        """Print the results, even if an error ends the operation; raise an error for the rest."""
+        """Print the results, even after an error; raise an error for the rest."""
         results: list[LetterResult] = []
         try:
             for each in operation:
                 results.append(each)  # noqa: PERF402 - keep the results before an error
         finally:
             done = [each for each in results if each.done]
-            if done:  # first: stdout may be full or closed
+            if done:  # do this first: stdout may be full or closed
                 note_in_action_log(
                     settings,
                     f"dead-letters {self.verb}",

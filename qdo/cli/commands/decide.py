@@ -83,7 +83,7 @@ one by one. A deduplication key stays in force. A seek back runs cancelled messa
 queue had passed them. BACKLOG and AGE leave them out, except AGE with Kinesis. SQS cannot cancel,
 an owner of a version without this command neither: exit code 5."""
 _PURGE_COLUMNS = ("queue", "waiting", "delayed", "executed")
-# Characters of a body in a table.
+# Maximum number of characters of a body in a table.
 SHOWN = 60
 _PEEK_COLUMNS = ("id", "kind", "key", "priority", "sent", "due", "attempts", "body_bytes")
 _FAILURES = ("error", "next_attempt")
@@ -114,7 +114,7 @@ def _decide(
     settings: Settings,
     every: bool = False,
 ) -> None:
-    """Decide about messages by ids or positions; without any about the first, or all."""
+    """Decide about messages by ids or positions; if none is given, about the first, or all."""
     require_app(settings)
     if ids and every:
         raise UsageError(reason="give the IDs of messages or --all, not both")
@@ -137,7 +137,7 @@ def _decide(
 
         planned = chosen(plan.node, queue, plan.which)
         what = f"{_VERBS[decision]} {pluralize(len(planned), 'message')}"
-        # A skipped message is dropped, even if it is the only one.
+        # Confirm even one message, because skipping drops it.
         asks = decision == "skip" or (every and len(planned) > 1)
         if not consent.given(what, effect(planned).show, asks=asks):
             return
@@ -148,7 +148,7 @@ def _decide(
 
 
 def _are_positions(names: Sequence[str]) -> bool:
-    """Return whether no message has to be read for its id."""
+    """Return whether all names are positions, so that no message must be read for its id."""
     return all(map(str.isdecimal, names))
 
 
@@ -171,13 +171,13 @@ def _decision_item(
 
 
 def _sent(position: int, broker: str) -> str | None:
-    """Return the time the message was sent; None if the address is not that of its broker."""
+    """Return the send time of the message; None if the address belongs to another broker."""
     last = kind_of(broker).positions.to_time(position)
     return format_position(last) if last <= MAX_LAST else None
 
 
 def _decision_command(name: str, decision: OperatorDecision) -> click.Command:
-    """Return the command that decides so about messages; only `skip` must name each of them."""
+    """Return the command for a decision about messages; only `skip` must name each message."""
     call: Any = partial(_decide, decision)
     call = changing(*SHARED)(call)
     skips = decision == "skip"
@@ -222,7 +222,7 @@ def cancel_messages(
             planned[:] = cancel(fleet, queue, ids, really=False)
             _show_cancellations(queue, planned, form, out)
             if all(each.outcome == NOT_FOUND for each in planned):
-                check_outcomes(queue, planned)  # there is nothing to confirm
+                check_outcomes(queue, planned)  # no change needs confirmation
 
         if not consent.given(f"cancel {pluralize(len(ids), 'message')}", show):
             check_outcomes(queue, planned)
@@ -280,7 +280,7 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, settings: Settings)
                 done = purge_all(fleet, plans, glob, consent.reason)
                 for index, dropped in enumerate(done):
                     items[index] = _purge_item(plans[index], executed=True, dropped=dropped)
-            finally:  # the queues that were purged are shown even if the others failed
+            finally:  # show the purged queues even if others failed
                 effect.show(consent.form)
 
 

@@ -58,7 +58,7 @@ def demo(queues: int, messages: int, keep: bool) -> int:
     try:
         good = _perform(folder, display, size)
     except KeyboardInterrupt:
-        good = True  # there is nothing to investigate
+        good = True  # no fault to investigate
         raise
     finally:
         if keep or not good:

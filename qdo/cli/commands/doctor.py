@@ -1,4 +1,4 @@
-"""`qdo doctor`: check everything around the queues."""
+"""`qdo doctor`: checks the environment of the queues."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def doctor(form: str, settings: Settings) -> int:
 def _opened(
     stack: ExitStack, settings: Settings, faults: dict[str, str], name: str, **only: bool
 ) -> Connections | None:
-    """Open one of the two services; keep the reason if it cannot be opened."""
+    """Open one of the two services; keep the reason if that fails."""
     try:
         opened = stack.enter_context(open_connections(settings, **only))
         if name == "broker":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qdo.fleet.folder_view import CopiedNode
     from qdo.settings.settings import Settings
 
-# Longest JSON text: white space and escapes can make it longer than the stored value.
+# Maximum length of the JSON text. White space and escapes can make it longer than the stored value.
 _MOST_INPUT_BYTES = 4 * MAX_DOCUMENT_BYTES
 
 
@@ -203,10 +203,10 @@ def _documents(
     *,
     dry_run: bool = False,
 ) -> Documents:
-    """Return a set; `entry` makes the entry of a change in the action log."""
+    """Return a set of documents; `entry` makes the action log entry of a change."""
 
     def record(node: Node) -> CreateOp:
-        # Log no values: documents may be large, and not every reader of the log may read them.
+        # Log no values: documents may be large, and some readers of the log may not read documents.
         version = node.version if isinstance(node, NodeRead) and node.version >= 0 else None
         return entry({"version": version}, {})  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""`qdo events`: what changed in an app, and what changes as it happens."""
+"""`qdo events`: past and current changes in an app."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 
-# The newest entries of the action log that are read at a time.
+# Number of the newest action log entries that one reading gets.
 ENTRIES = 200
 
 
@@ -92,7 +92,7 @@ def _write_past(
     workers: Sequence[WorkerStatus],
     entries: Sequence[AuditEntry],
 ) -> int:
-    """Write past events, oldest first; return how many are known, at most those of the sources."""
+    """Write past events, oldest first; return the number of events that the sources contain."""
     recorded = []
     if settings.history:
         try:
@@ -113,7 +113,7 @@ def _follow(
     until: float | None,
     write_past: Callable[[Sequence[WorkerStatus], Sequence[AuditEntry]], int],
 ) -> None:
-    """Write past events, then what changes, until a time of the monotonic clock, or forever."""
+    """Write past events, then new changes, until a time of the monotonic clock or forever."""
     before: Look | None = None
     while True:
         try:
@@ -122,7 +122,8 @@ def _follow(
             print_message(f"cannot look: {error}")
         else:
             if before is None:
-                # The past is that of the first look, so nothing is missing between the two.
+                # The past events come from the first reading, so no event between the two is
+                # missing.
                 write_past(workers, after.entries)
                 print_message(f"following {len(after.judged)} queues, {len(after.workers)} workers")
             for change in changes(before, after) if before is not None else ():
@@ -142,7 +143,7 @@ def _look(settings: Settings, glob: str) -> tuple[Look, list[WorkerStatus]]:
 
 
 def _around(connections: Connections, limit: int) -> tuple[list[WorkerStatus], list[AuditEntry]]:
-    """Return the workers, and at most so many of the newest entries of the action log."""
+    """Return the workers, and at most `limit` of the newest entries of the action log."""
     client = connections.client
     layout = connections.layout
     if client is None:

@@ -1,4 +1,4 @@
-"""`qdo timers`, `qdo locks`, `qdo audit` and `qdo admin outbox`: what an app shares."""
+"""`qdo timers`, `qdo locks`, `qdo audit` and `qdo admin outbox`: the shared parts of an app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qdo history`: what queues did, and which attempts failed."""
+"""`qdo history`: the past of queues, and failed attempts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def history() -> None:
 
 
 def _report(argument: str, nouns: str = "", limit: int = 50) -> Callable[[Any], Any]:
-    """Give a command its argument, --since as `oldest`, --limit for some nouns, and the app."""
+    """Give a command its argument, --since as `oldest`, --limit if it lists items, and the app."""
 
     def decorate(function: Any) -> Any:
         def call(since: float, settings: Settings, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`qdo pause` and `qdo resume`: queues paused in the whole fleet."""
+"""`qdo pause` and `qdo resume`: pauses of queues in the whole fleet."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from qdo.settings.settings import Settings
 from qdo.system.processes import die_with_parent, module_argv
 from qdo.text import join_some, pluralize
 
-# Time for a command to end after SIGTERM, before SIGKILL.
+# Time between SIGTERM and SIGKILL, for a command to end.
 KILL_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
-# Tells the COMMAND of `qdo pause` the fence of its section.
+# The variable with the fence of the section, for the COMMAND of `qdo pause`.
 FENCE_VARIABLE = "QDO_HOLD_FENCE"
-# The exit code of a shell for a command that it cannot run.
+# The exit code of a shell if it cannot run a command.
 _CANNOT_RUN = 126
 
 
@@ -47,10 +47,11 @@ def run_bound(
     environ: Mapping[str, str],
     kill_seconds: float = KILL_SECONDS,
 ) -> int:
-    """Run a command to its end; return its exit code, 128 + N if signal N ended it.
+    """Run a command to its end; return its exit code, or 128 + N after signal N.
 
-    It receives SIGTERM once `holds`, asked every 0.1 s, returns False, and SIGKILL `kill_seconds`
-    later. It also receives SIGTERM if this process is killed. Call this in the main thread.
+    This calls `holds` every 0.1 s. If it returns False, the command receives SIGTERM, and SIGKILL
+    `kill_seconds` later. The command also receives SIGTERM if this process is killed. Call this in
+    the main thread.
     """
     parent = str(os.getpid())
     ended_at_signal = False
@@ -70,7 +71,7 @@ def run_bound(
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on to a process; end it with the block."""
+    """Forward signals to a process; end the process with the block."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)
@@ -78,7 +79,7 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     def ignore(number: int, frame: FrameType | None) -> None:
         pass
 
-    # Ctrl-C reaches the command from the terminal.
+    # The terminal itself sends Ctrl-C to the command.
     handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: ignore}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -106,7 +107,7 @@ if __name__ == "__main__":
 
 
 class CommandAfterDashes(click.Command):
-    """A command with the arguments after `--` as its parameter `run`; None without `--`."""
+    """A command whose parameter `run` has the arguments after `--`, or None without `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -204,7 +205,7 @@ def _pause(planned: _PlannedPause, consent: Consent, settings: Settings, *, wait
 def _effect(
     pause: Pause, count: int, *, id: str | None = None, workers: int | None = None
 ) -> Effect:
-    """Return the effect of a pause; without `id` it has no node yet."""
+    """Return the effect of a pause; a pause without `id` has no node yet."""
     item = {**pause_item(pause), "id": id, "matching": count, "workers": workers}
     columns = ("id", "queues", "matching", "workers", "until", "why")
     return Effect("qdo.pause/1", columns, [item])
@@ -316,7 +317,7 @@ def _are_several(globs: Sequence[str]) -> bool:
 def _matching(
     client: Client | None, layout: Layout, planned: _PlannedPause, *, allow_all: bool = True
 ) -> int:
-    """Return how many queues match; raise an error for a glob that is probably a mistake."""
+    """Return the number of matching queues; raise an error if a glob is probably a mistake."""
     names = names_below(client, layout.queues) if client is not None else []
     globs = planned.pause.queues
     if not allow_all and match_everything(globs, names):

@@ -1,4 +1,4 @@
-"""`qdo queues`: queues with owners, progress and backlogs, or added up."""
+"""`qdo queues`: queues with owners, progress and backlogs, or their sums."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GROUP_COLUMNS = {
     "backlog": "BACKLOG",
     "dead_letters": "DEAD LETTERS",
 }
-# Each is a query. Queues with larger backlogs come first.
+# Maximum number of ETAs, each of which needs a query. Queues with larger backlogs come first.
 MOST_ETAS = 1000
 _HELP = """\b
 Columns:
@@ -186,14 +186,14 @@ def _queue_cells(item: Mapping[str, Any]) -> dict[str, Any]:
         **backlog_cells(item),
         "owner": owner_text(item),
         "last": item["last_time"],
-        "delayed": item["delayed"] or None,  # most apps delay nothing
+        "delayed": item["delayed"] or None,  # most apps do not delay messages
         "eta": eta and f"~{eta}",
         "why": item["reason"],
     }
 
 
 def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
-    """Add the time that each backlog takes; None where nothing is known, or nothing runs."""
+    """Add the time that each backlog needs; None if it is unknown or no worker runs."""
     runs = [
         each
         for each in items
@@ -236,7 +236,7 @@ def _add_up(
     form: str,
     settings: Settings,
 ) -> None:
-    """List sums; the age is that of the oldest next message."""
+    """List sums. The age is the age of the oldest next message."""
     judged, statuses = _judged(names, states, reading, settings)
     emit("qdo.groups/1", group_items(judged, by), form, _GROUP_COLUMNS, cells=backlog_cells)
     report_unasked(statuses)

@@ -52,7 +52,7 @@ def requests() -> None:
 
 @contextmanager
 def _store(settings: Settings) -> Iterator[RequestStore | None]:
-    """Yield the requests of the app, None if nothing was sent or asked yet."""
+    """Yield the requests of the app; None before the first message or request."""
     require_app(settings)
     with open_connections(settings, coordinator=False) as connections:
         broker = connections.known_broker()
@@ -61,7 +61,7 @@ def _store(settings: Settings) -> Iterator[RequestStore | None]:
 
 @contextmanager
 def _opened_request(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestRecord]]:
-    """Yield the calls of the app, over the open broker, and a request."""
+    """Yield the calls of the app, which use the open broker, and a request."""
     require_app(settings)
     with open_connections(settings, coordinator=False) as connections:
         broker = connections.known_broker()
@@ -222,7 +222,7 @@ def _change(
         if act is None:
             ops.retry(store, id)
         elif act(Handle(calls, id)) is False:
-            ops.check_change(verb, ops.found(store, id))  # it has ended meanwhile
+            ops.check_change(verb, ops.found(store, id))  # the request has ended
         after = store.find(id)
         item["state"] = None if after is None else ops.state_text(after)
         note_in_action_log(

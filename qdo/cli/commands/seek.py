@@ -54,7 +54,7 @@ def seek(queue: str, target: str, consent: Consent, settings: Settings) -> None:
 
 
 def _seek_effect(plan: SeekPlan) -> Effect:
-    counted = plan.waiting_after is not None  # not every broker can count
+    counted = plan.waiting_after is not None  # some brokers cannot count
     columns = ("queue", "before", "after", "waiting" if counted else "behind")
     return Effect("qdo.seek/1", columns, [_item(plan)], _seek_cells)
 
@@ -126,7 +126,7 @@ def delete_queues(
                 for deletion, item in zip(plans, items, strict=True):
                     delete(fleet, deletion, reason=consent.reason)
                     item["executed"] = True
-            finally:  # the queues that were deleted are shown even if another one was not
+            finally:  # show the deleted queues even if another failed
                 effect.show(consent.form)
 
 

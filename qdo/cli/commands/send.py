@@ -42,7 +42,7 @@ BATCH_MESSAGES = 1000
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
 RAISE_LIMIT = "raise the setting max_body_bytes"
-# White space around a JSON body in a file, which does not count.
+# White space around a JSON body in a file, which is not part of the body.
 SPACE_BYTES = 1024
 _UTF8_MARK = b"\xef\xbb\xbf"
 
@@ -57,24 +57,24 @@ class LineProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineFormat:
-    """How lines become messages."""
+    """Converts lines to messages."""
 
     # The queue of all messages, or None: each line names its queue in `queue_field`.
     queue: str | None
     queue_field: str | None
     key_field: str | None
-    # The largest body that the broker takes.
+    # Maximum size of a body at the broker.
     max_bytes: int
     delay_seconds: float | None = None
-    # Unix time of the delivery.
+    # Unix time at which messages are delivered.
     at: float | None = None
     # The remedy for larger bodies.
     larger: str = REFERENCE
     priority: int = NORMAL
 
     def message(self, line: bytes) -> NewMessage:
-        """Return the message of a line, its unchanged body; raise LineProblem if it is invalid."""
-        if len(line) > self.max_bytes + CHUNK_BYTES:  # perhaps only a part, see `chunks_of_lines`
+        """Return the message of a line, with an unchanged body; raise LineProblem if invalid."""
+        if len(line) > self.max_bytes + CHUNK_BYTES:  # a part, see `chunks_of_lines`
             raise self._too_large(f"more than {self.max_bytes + CHUNK_BYTES}")
         value = checked_json(line)
         if len(line) > self.max_bytes:
@@ -97,7 +97,7 @@ class LineFormat:
         )
 
     def outgoing(self, line: bytes) -> Outgoing:
-        """Return the checked message of a line for brokers; raise LineProblem if it is invalid."""
+        """Return the checked message of a line for the broker; raise LineProblem if invalid."""
         try:
             return build_outgoing(self.message(line))
         except UsageError as error:
@@ -134,7 +134,7 @@ def _text_at(value: Any, name: str | None) -> str:
 
 
 class Strays:
-    """The queues that no job of the app takes; none if the app's code is not known."""
+    """The queues that no job of the app takes; none if the app's code is unknown."""
 
     def __init__(self, app: App | None) -> None:
         self._app = app
@@ -163,9 +163,9 @@ class LineSender:
     source: str
     encrypt: Callable[[list[Outgoing]], list[Outgoing]] = lambda messages: messages
     note: Callable[[str], object] = lambda queue: None
-    # Messages stored durably.
+    # Number of durably stored messages.
     sent: int = 0
-    # Number of the last line whose message is stored, counted from 1.
+    # Number of the last line with a stored message, counted from 1.
     line: int = 0
     _number: int = 0
     _size: int = 0
@@ -175,10 +175,11 @@ class LineSender:
     def run(self, chunks: Iterable[list[bytes]], progress: Callable[[int], object]) -> int:
         """Send all lines except empty ones; return the number of messages.
 
-        Slow input is sent as it arrives: a batch ends with the lines that can be read at once.
+        Slow input is sent as it arrives: a batch contains only the lines that can be read
+        immediately.
 
-        :param progress: called with the bytes of each chunk after it was sent.
-        :raises InputLineError: a line is not a message; everything before it was sent.
+        :param progress: called with the size of each chunk after the chunk was sent.
+        :raises InputLineError: a line is not a message; all lines before it were sent.
         """
         for lines in chunks:
             for line in lines:
@@ -198,7 +199,7 @@ class LineSender:
             message = self.line_format.outgoing(line)
         except LineProblem as problem:
             number = self._number
-            self._number -= 1  # `line` counts only lines that are sent
+            self._number -= 1  # `line` counts only sent lines
             self._flush()
             where = f"line {number} of {self.source}"
             raise InputLineError(where=where, reason=problem.reason, sent=self.sent) from problem
@@ -229,12 +230,12 @@ class LineSender:
 def chunks_of_lines(
     stream: BufferedReader, longest: int = MAX_STORED_BODY_BYTES
 ) -> Iterator[list[bytes]]:
-    """Yield lists of lines, each as soon as it can be read, line ends included.
+    """Yield lists of lines, with line ends, as soon as the lines can be read.
 
-    :param longest: a line that has more bytes is yielded in parts, so that it can be refused
-        before it takes all memory.
+    :param longest: a longer line is yielded in parts, so that the caller can reject it before it
+        fills the memory.
     """
-    begun: list[bytes] = []  # the parts of a line that was read so far
+    begun: list[bytes] = []  # the parts of an unfinished line
     size = 0
     while data := stream.read1(CHUNK_BYTES):
         *whole, part = data.split(b"\n")
@@ -378,7 +379,7 @@ def _options(
 def _content(
     queue: str, body: str | None, path: str | None, raw: bool, settings: Settings
 ) -> bytes:
-    """Return BODY or the content of FILE; read of a large file only enough to refuse it."""
+    """Return BODY or the content of FILE; read only the beginning of a file that is too large."""
     if body is not None:
         data = os.fsencode(body)
     else:
@@ -403,7 +404,7 @@ def _json(data: bytes) -> JsonText:
 def _send_one(settings: Settings, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
-    encrypted([outgoing], settings, settings.app, str)  # without a usable key no file is created
+    encrypted([outgoing], settings, settings.app, str)  # no file without a usable key
     with _broker(settings, outgoing.terms) as broker:
         (outgoing,) = encrypted([outgoing], settings, settings.app, broker.stream_of)
         print(printable(str(broker.send(outgoing))), flush=True)
@@ -445,7 +446,7 @@ def _send_file(
 
 @contextmanager
 def _report_count(sender: LineSender) -> Iterator[None]:
-    """Report on stderr how much was sent, however it ends; the errors of a line include it."""
+    """Report the number of sent messages on stderr, or as part of the error of a line."""
     try:
         yield
     except InputLineError:
@@ -471,7 +472,7 @@ def _opened(path: str, stack: ExitStack) -> tuple[BufferedReader, str]:
 
 @contextmanager
 def _progress(stream: BufferedReader, source: str) -> Iterator[Callable[[int], object]]:
-    """Show a bar on stderr if it is a terminal; yield a function to call with the bytes read."""
+    """Show a progress bar if stderr is a terminal; yield a function to call with the bytes read."""
     if not sys.stderr.isatty():
         yield lambda size: None
         return

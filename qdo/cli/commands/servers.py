@@ -137,7 +137,7 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
         endpoints.log_counts()
         try:
             code.register()
-        except QdoError as error:  # receiving needs the broker alone
+        except QdoError as error:  # receiving needs only the broker
             _log.warning("not listed in `qdo workers --all`: %s; retrying in 60 s", error)
 
     with code:
@@ -146,9 +146,10 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
 
 
 def _tls(cert: str, key: str) -> dict[str, str]:
-    """Return the options of a server with TLS; raise UsageError if it cannot use the files."""
+    """Return the TLS options of a server; raise UsageError if the files are unusable."""
     try:
-        # The password is empty, not a secret: without it OpenSSL would ask at the terminal.
+        # The password is empty, not a secret. Without a password, OpenSSL would ask at the
+        # terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     except OSError as error:
         reason = "--tls-cert and --tls-key must be a certificate and its key, without a password"
@@ -163,7 +164,7 @@ def _serve(
     report: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> None:
-    """Serve an app until SIGINT or SIGTERM; call `report` at first and every minute."""
+    """Serve an app until SIGINT or SIGTERM; call `report` at the start and every minute."""
     from qdo.system.web_server import WebServer
 
     stopped: SimpleQueue[int] = SimpleQueue()
@@ -199,7 +200,7 @@ def _address_of(listen: str, example: str) -> tuple[str, int]:
 
 
 def _token(path: str | None, variable: str) -> str:
-    """Return the token in a file, or else in a variable; "" without both."""
+    """Return the token in a file, or else in a variable, or else ""."""
     if path is None:
         return os.environ.get(variable, "").strip()
     token = private_text(path, "token file")

@@ -118,7 +118,7 @@ def account(settings: Settings) -> None:
 def _note_correction(
     audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]
 ) -> None:
-    # Rights cannot be changed in a transaction, so the entry is written afterwards.
+    # A transaction cannot change rights, so the command writes the entry afterwards.
     before = {"differing": len(differences)}
     fault = audit.note(differences[-1].path, before, {"differing": len(refused)})
     if fault is not None:
@@ -202,7 +202,7 @@ def init(printing: bool, partition_seconds: int, consent: Consent, settings: Set
 
 
 def _databases(settings: Settings) -> list[tuple[str, BrokerSchema]]:
-    """Return the databases of broker and coordinator; if none, raise UnsupportedError."""
+    """Return the databases of broker and coordinator; raise UnsupportedError if there are none."""
     addresses = (settings.broker, split_chroot(settings.coordinator)[0])
     urls = [url for url in dict.fromkeys(addresses) if url.startswith("postgresql://")]
     return [(url, schema_of(url)) for url in urls or [settings.broker]]
@@ -354,6 +354,6 @@ def _of_app(settings: Settings, target: str) -> Settings:
 
 
 def _with_live(settings: Settings, code_origin: str) -> Settings:
-    """Return the settings in force in a worker that has these settings."""
+    """Return the settings in force, including live settings, of a worker with these settings."""
     current = from_coordinator(settings, read_settings, SettingsNode()).current
     return with_version(settings, current, code_origin)

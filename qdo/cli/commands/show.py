@@ -1,4 +1,4 @@
-"""Everything that is known about a queue or a worker: `qdo queues NAME`, `qdo workers NAME`."""
+"""All facts about a queue or a worker: `qdo queues NAME`, `qdo workers NAME`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from qdo.text import iso_time, join_some, pluralize, short_duration
 if TYPE_CHECKING:
     from qdo.app import App
 
-# How many entries of the action log are shown.
+# Maximum number of displayed action log entries.
 CHANGES = 5
-# How many messages in flight are shown.
+# Maximum number of displayed messages in flight.
 RUNS = 10
-# How long the owner may take to answer.
+# Maximum time for the owner to answer.
 ASK_SECONDS = 2.0
 NOT_ASKED: Mapping[str, Any] = MappingProxyType(
     {"runs": None, "in_flight": None, "runs_error": None}
@@ -84,7 +84,7 @@ def show_queues(
             owners = [each for each in workers if each.worker == item["owner"]]
             item["process"] = worker_item(owners[0]) if owners else None
             item["job"] = None if app is None else _job(app, in_force, name)
-            # Changes of globs that match the queue are among them.
+            # Include changes of globs that match the queue.
             selects = partial(is_target, glob=exactly(name))
             item["changes"] = _changes(client, layout, selects) if client else []
             item["owners"] = _owners(settings, name)
@@ -120,7 +120,7 @@ def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, A
     """Ask the owner for the messages in flight; without an answer, return the reason."""
     try:
         asked = ask_owner(client, layout, owner, queue, RUNS, ASK_SECONDS)
-    except QdoError as error:  # an account that only reads sees everything else
+    except QdoError as error:  # a read-only account sees all other facts
         return {**NOT_ASKED, "runs_error": f"{owner} cannot be asked: {error}"}
     if asked.outcome == UNANSWERED:
         return {**NOT_ASKED, "runs_error": f"{owner} has not answered within {ASK_SECONDS:g} s"}
@@ -136,7 +136,7 @@ def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, A
 
 
 def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
-    """Return the last owners of a queue; None without a history, or if it does not answer."""
+    """Return the last owners of a queue; None if there is no history or it does not answer."""
     if not settings.history:
         return None
     try:
@@ -148,7 +148,7 @@ def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
 
 
 def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) -> str | None:
-    """Return the id of the message that fails or blocks; None without one, or if it is unknown."""
+    """Return the id of the message that fails or blocks; None if there is none or it is unknown."""
     if status.marks is None:
         return None
     return id_of(broker, kind_of(settings.broker).positions, status.queue, status.marks.position)
@@ -157,7 +157,7 @@ def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) 
 def _in_force(
     client: Client | None, layout: Layout, settings: Settings, app: App | None
 ) -> Settings:
-    """Return the settings with the live ones, if workers can use those."""
+    """Return the settings, including the live settings if workers can use them."""
     if client is None or app is None:
         return settings
     try:
@@ -170,7 +170,7 @@ def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:
     job = app.job_for(queue)
     if job is None:
         return None
-    # Import it late: only a command that knows the app needs the engine.
+    # Import this late: only a command that knows the app needs the engine.
     from qdo.worker.engine.context import policy_lookup
 
     policy = policy_lookup(app, SettingsInForce(settings))(queue)
@@ -211,7 +211,7 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def _running(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Return the answer of the owner; without one, the message that it has reported."""
+    """Return the answer of the owner; without an answer, the message in its last report."""
     run = item["running"]
     runs = item["runs"]
     lines = [] if run is None or runs else [_run_text(run, f"{short_duration(run['seconds'])}+")]

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 # Exit code of a monitoring plugin for an outage.
 CRITICAL = 2
-# Exit code of a monitoring plugin that could not find out.
+# Exit code of a monitoring plugin for an unknown state.
 UNKNOWN = 3
-# The checks of `qdo doctor` that look at work that is in no queue.
+# The checks of `qdo doctor` for work outside of queues.
 OF_WORK = ("outbox", "timers", "requests")
 
 _Result = TypeVar("_Result")
@@ -97,7 +97,7 @@ def _around(
         settings.coordinator,
         settings.broker,
     )
-    case.once("workers", lambda: workers)  # they are not read again
+    case.once("workers", lambda: workers)  # do not read the workers again
     return notices(case)
 
 
@@ -152,7 +152,7 @@ def _facts(item: dict[str, Any]) -> Iterator[str]:
 
 
 class _PluginCommand(click.Command):
-    """A command whose errors are an answer: UNKNOWN, and CRITICAL for an outage."""
+    """A command that reports errors as UNKNOWN, and outages as CRITICAL."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         return _answered(lambda: click.Command.make_context(self, *arguments, **options))
@@ -239,9 +239,9 @@ def _plugin_line(
     dead: int,
     unsent: Sequence[str],
 ) -> tuple[int, str]:
-    """Return exit code and line, with data in the format of monitoring plugins.
+    """Return the exit code and line of a monitoring plugin, with performance data.
 
-    :param unsent: work that is to run and is in no queue.
+    :param unsent: work that waits outside of queues.
     """
     alive = len(workers) - len(silent(workers))
     counts = Counter(verdict.state for _, verdict in judged)

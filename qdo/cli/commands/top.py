@@ -16,10 +16,10 @@ from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 from qdo.text import pluralize
 
-# A screen of 24 lines has room for so many.
+# Maximum number of rows on a screen of 24 lines.
 QUEUES = 12
 WORKERS = 4
-# How many readings the verdicts on the trend are based on.
+# Number of readings for a verdict about the trend.
 READINGS = 16
 _QUEUE_COLUMNS = ("queue", "state", "owner", "backlog", "age", "why")
 _WORKER_COLUMNS = {
@@ -33,7 +33,7 @@ _WORKER_COLUMNS = {
 
 
 class Screen:
-    """Keeps the readings of one `qdo status --watch`, for trends and rates."""
+    """The readings of one `qdo status --watch`, for trends and rates."""
 
     def __init__(self, settings: Settings, glob: str, reading: ReadOptions) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class Screen:
         self._print(judged, workers)
 
     def _count(self, workers: Sequence[WorkerStatus]) -> None:
-        """Compute the rates of workers that have reported since the last look."""
+        """Compute the rates of workers that have reported since the last reading."""
         for each in workers:
             done = each.report.processed
             at = each.reported

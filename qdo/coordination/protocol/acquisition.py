@@ -1,9 +1,9 @@
 """Find out which assigned queues can be claimed, and wait for the others.
 
-The queue node is read first, data and version in one read. Then, later in the same session, the
-owner's worker node is read. In that order even a lagging follower's answer is safe. If it shows
-the owner gone, the owner is gone: numbers are never reused. The compare-and-swap of the claim
-rejects all other cases.
+The worker first reads the queue node, with data and version in one read. Later in the same session
+it reads the owner's worker node. In this order, even the answer of a lagging follower is safe. If
+the answer shows that the owner is gone, the owner is gone, because numbers are never reused. The
+compare-and-swap of the claim rejects all other cases.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
 NO_NODE = "it has no node"
-# Pause before a refused node is tried again: no watch fires when its ACL changes.
+# Pause before the worker retries a refused node, because no watch fires when its ACL changes.
 RETRY_SECONDS = 15.0
 
 
 class Deletions:
-    """The version of the folder of queue nodes, as known to one worker."""
+    """The version of the folder of queue nodes that one worker knows."""
 
     def __init__(self, folder: str, machine: m.Machine) -> None:
         self.known = False
@@ -57,7 +57,7 @@ class Deletions:
         return () if self._unchecked else (m.CheckOp(self._folder, self._version),)
 
     def rejected(self, answer: m.Rejected) -> None:
-        """Handle a claim that failed for such an operation."""
+        """Handle a claim that failed because of an operation of `checks`."""
         self.known = False
         if answer.fault is m.CommitError.OTHER:
             self._give_up(answer.reason)
@@ -86,7 +86,7 @@ class Acquisition:
         clock: Callable[[], float],
         lease: Lease,
     ) -> None:
-        # Slots without an owner, at the version read.
+        # Slots whose queue nodes had no owner when this worker read them.
         self.free: dict[str, OwnedQueue] = {}
         self.deletions = Deletions(layout.queues, machine)
         self._layout = layout
@@ -104,11 +104,11 @@ class Acquisition:
 
     @property
     def reading(self) -> bool:
-        """Whether answers are outstanding. Then it is better to send the claim later."""
+        """Whether answers are outstanding; the claim should then wait for them."""
         return self._reads > 0
 
     def connected(self) -> None:
-        """Start again: no read is in flight, no watch is armed."""
+        """Start again without reads in flight or armed watches."""
         self._reads = 0
         self._to_check.clear()
         self._waiting.clear()
@@ -116,7 +116,7 @@ class Acquisition:
         self._read_all(QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE)
 
     def start_over(self, answer: m.Rejected) -> None:
-        """Read the free slots again: nodes were deleted since they were read."""
+        """Read the free slots again, because nodes have been deleted since the last read."""
         self.deletions.rejected(answer)
         self._read_all(QueueState.FREE)
 
@@ -132,7 +132,7 @@ class Acquisition:
         return min(self._read_at.values(), default=float("inf"))
 
     def flush(self) -> None:
-        """Read nodes again that are due; when all were read, check whether their owners live."""
+        """Read due nodes again; after the last answer, check whether their owners live."""
         if self._read_at and self.due() <= (now := self._clock()):
             for queue in [queue for queue, at in self._read_at.items() if at <= now]:
                 del self._read_at[queue]
@@ -148,7 +148,7 @@ class Acquisition:
                 self._look(owner, slots)
 
     def forget(self, slot: OwnedQueue) -> None:
-        """Drop a slot in any state; late answers for it are ignored."""
+        """Drop a slot in any state, and ignore late answers for it."""
         self.free.pop(slot.queue, None)
         self._read_at.pop(slot.queue, None)
         waiting = self._waiting.get(slot.owner)
@@ -200,7 +200,7 @@ class Acquisition:
         self._watch_unusable(slot, reason)
 
     def _watch_unusable(self, slot: OwnedQueue, reason: str) -> None:
-        """Ignore a queue until its node changes; this loses no messages."""
+        """Ignore a queue until its node changes, which loses no messages."""
         slot.state = QueueState.UNUSABLE
         if slot.fault != reason:
             slot.fault = reason
@@ -214,10 +214,10 @@ class Acquisition:
         self._watch(slot)
 
     def _watch(self, slot: OwnedQueue) -> None:
-        """Read a queue again as soon as its node changes. This needs no right to read it."""
+        """Read a queue again when its node changes; the watch needs no right to read the node."""
 
         def armed(answer: m.Response) -> None:
-            # A refused node has an unknown version; it is read again after a while.
+            # The version of a refused node is unknown. The worker reads the node again later.
             known = slot.version >= 0 or slot.fault == NO_NODE
             if isinstance(answer, m.NodeRead) and known and answer.version != slot.version:
                 self.queue_changed(slot.queue)
@@ -225,7 +225,7 @@ class Acquisition:
         self._machine.ask(m.Stat(self._layout.queue(slot.queue), watch=True), armed)
 
     def queue_changed(self, queue: str) -> None:
-        """Called when the watched node of a queue changed."""
+        """Handle a change of the watched node of a queue."""
         slot = self._slots.get(queue)
         if slot is not None and (
             slot.state is QueueState.UNUSABLE
@@ -256,7 +256,7 @@ class Acquisition:
                 if slot.state is QueueState.READING:
                     self.offer(slot)
                 else:
-                    self.read(slot)  # its owner may have written it since the read
+                    self.read(slot)  # its owner may have written the node since the read
         elif isinstance(answer, m.NodeRead):
             listed = frozenset(WorkerNode.parse(answer.data).queues)
             for slot in current:
@@ -276,14 +276,14 @@ class Acquisition:
 
     def _unlisted(self, slot: OwnedQueue, owner: str) -> None:
         """Handle a queue whose node names a live worker that does not list it."""
-        # Usually the owner has released it since the queue was read, so it is read again.
+        # Usually the owner has released the queue since the read, so read the node again.
         if slot.unlisted != slot.version:
             slot.unlisted = slot.version
             slot.take_at = float("inf")
             self.read(slot)
             return
-        # Another program has written one of the two nodes: a release changes both. The owner lists
-        # its queues again as soon as it notices. If neither node changes for a session timeout, the
+        # A release changes both nodes, so another program has written one of them. The owner lists
+        # its queues again when it notices this. If neither node changes for a session timeout, the
         # queue counts as free.
         now = self._clock()
         if slot.take_at == float("inf"):
@@ -304,7 +304,7 @@ class Acquisition:
             self.offer(slot)
 
     def _watch_refused(self, owner: str, slots: list[OwnedQueue], reason: str) -> None:
-        """Read queues again when the node of their owner changes, which cannot be read."""
+        """Read queues again when the unreadable node of their owner changes."""
         for slot in slots:
             if slot.state is QueueState.WAITING:
                 self.read(slot)
@@ -322,14 +322,14 @@ class Acquisition:
         self._machine.ask(m.Stat(self._layout.worker(owner), watch=True), armed)
 
     def worker_changed(self, worker: str) -> None:
-        """Read a worker's node again: it has queues that are assigned to this worker."""
+        """Read the node of a worker again that owns queues assigned to this worker."""
         waiting = self._waiting.pop(worker, None)
         if waiting:
             self._look(worker, list(waiting.values()))
 
 
 def faults(slots: Mapping[str, OwnedQueue]) -> dict[str, str]:
-    """Return why assigned queues are not processed, where their nodes do not show it."""
+    """Return, by queue, why the worker does not process it, unless its node shows the reason."""
     return {
         slot.queue: slot.fault
         for slot in slots.values()

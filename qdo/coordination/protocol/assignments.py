@@ -1,7 +1,7 @@
-"""The assignments: the leader writes those of a plan, and each worker reads its own.
+"""The assignments: the leader writes the assignments of a plan, and each worker reads its own.
 
-The leader watches each assignment. If another program changes one, its worker would release queues
-that no other worker takes, until the leader reads everything again.
+The leader watches each assignment. Otherwise, if another program changed an assignment, its worker
+would release queues that no other worker takes until the leader reads everything again.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from qdo.text import pluralize
 log = logging.getLogger(__name__)
 # A worker, the queues assigned to it, and the operation that writes them.
 Change: TypeAlias = tuple[str, frozenset[str], m.Op]
-# Commits operations under the leader's fence; the callback gets the answer.
+# Commits operations under the leader's fence, and passes the answer to the callback.
 FencedCommit: TypeAlias = Callable[[tuple[m.Op, ...], m.Callback], None]
 # Sends a read whose answer counts only in the present term.
 Observe: TypeAlias = Callable[[m.Get | m.Stat, m.Callback], None]
-# Pause before a refused assignment is read again: no watch fires when its ACL changes.
+# Pause before a worker reads a refused assignment again: no watch fires when its ACL changes.
 RETRY_SECONDS = 15.0
-# Pause before any other is read again: newer ZooKeeper servers do not report the deletion of a node
-# to clients that may not read it, so a replaced assignment would go unnoticed.
+# Pause before a worker reads any other assignment again. Newer ZooKeeper servers do not report the
+# deletion of a node to clients that may not read it, so a replacement would go unnoticed.
 REREAD_SECONDS = 60.0
 
 
 class Assignments:
-    """The assignment nodes, as read or written in this term."""
+    """The assignment nodes that this term has read or written."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Assignments:
         self._layout = layout
         self._commit = commit
         self._observe = observe
-        # Called when the nodes are not as remembered.
+        # Called when the nodes differ from the remembered ones.
         self._on_conflict = on_conflict
         self._assigned: dict[str, tuple[frozenset[str], int]] = {}
         self._unwritable: set[str] = set()
@@ -59,7 +59,7 @@ class Assignments:
         self.publishing = False
 
     def end_term(self) -> None:
-        """Forget also which nodes could not be written."""
+        """Also forget which nodes could not be written."""
         self._unwritable.clear()
         self._protected.clear()
         self.forget()
@@ -84,7 +84,7 @@ class Assignments:
         observe(m.Get(self._layout.assignment(worker), watch=True), answered)
 
     def check(self, worker: str) -> None:
-        """Watch an assignment node again; report a conflict if it is not as this term wrote it."""
+        """Watch an assignment node again; report a conflict if its value is not from this term."""
 
         def answered(answer: m.Response) -> None:
             if self.publishing or worker not in self._assigned:
@@ -106,11 +106,11 @@ class Assignments:
         return self._assigned.get(worker, (frozenset[str](), 0))[0]
 
     def shares_of_others(self, workers: Collection[str]) -> dict[str, frozenset[str]]:
-        """Return the queues assigned to each worker that is not one of these."""
+        """Return the queues assigned to each worker outside of `workers`."""
         return {name: each for name, (each, _) in self._assigned.items() if name not in workers}
 
     def current(self, workers: Mapping[str, WorkerNode]) -> dict[str, list[str]]:
-        """Return the assignment of each worker; without one, the queues in its node."""
+        """Return the assignment of each worker, or the queues in its node if it has none."""
         return present_shares({name: found[0] for name, found in self._assigned.items()}, workers)
 
     # --- writing ----------------------------------------------------------------------
@@ -138,18 +138,18 @@ class Assignments:
             share, data = _fitting(worker, share, had)
             if share == had and kept:
                 continue
-            if replaced:  # it is protected; a new one needs rights on its folder only
+            if replaced:  # the old node is protected; a new node needs rights only on its folder
                 changes.append((0, worker, had, m.DeleteOp(path)))
                 changes.append((0, worker, share, m.CreateOp(path, data)))
                 continue
             op: m.Op = m.SetOp(path, data, version) if version >= 0 else m.CreateOp(path, data)
             changes.append((int(not share - had), worker, share, op))
-        # Workers that gain queues come first: they then watch before the others release.
+        # Write workers that gain queues first, because they must watch before others release.
         changes.sort(key=lambda change: change[:2])
         return [(worker, share, op) for _, worker, share, op in changes]
 
     def write(self, changes: list[Change]) -> None:
-        """Send the first transaction of the changes; the rest follows its answer."""
+        """Send the first transaction of the changes; the others follow its answer."""
         size = 0
         batch: list[Change] = []
         for worker, share, op in changes:
@@ -187,8 +187,8 @@ class Assignments:
             self.write(rest)
 
     def _refused(self, worker: str, share: frozenset[str], op: m.Op, reason: str) -> None:
-        """Replace an assignment that cannot be written; leave one that cannot be replaced."""
-        # One that is rejected again and again would block all others.
+        """Replace an assignment that cannot be written, or leave it if it cannot be replaced."""
+        # An assignment that is rejected repeatedly would block all others.
         if isinstance(op, m.SetOp):
             self._protected.add(worker)
             log.warning("rebalancer: replacing %s: %s", op.path, reason)
@@ -205,8 +205,8 @@ class Assignments:
 def present_shares(
     assigned: Mapping[str, frozenset[str]], workers: Mapping[str, WorkerNode]
 ) -> dict[str, list[str]]:
-    """Return the present queues of each worker; `assigned` are the assignments that are known."""
-    # A worker without one has the queues in its node, unless they are assigned to another worker.
+    """Return the present queues of each worker; `assigned` has the known assignments."""
+    # A worker without an assignment has those queues in its node that no other worker is assigned.
     known = {name for name in workers if name in assigned}
     current = {name: sorted(assigned[name]) for name in known}
     taken = {queue for name in known for queue in assigned[name]}
@@ -220,7 +220,7 @@ def _fitting(
 ) -> tuple[frozenset[str], bytes]:
     """Return an assignment and its value, cut to the size limit of a node."""
     data = encode_queues(share)
-    # New queues are cut first: those that the worker had keep their place.
+    # Cut new queues first, so that the worker keeps its present queues.
     names = sorted(share, key=lambda name: (name not in had, name))
     while len(data) > MAX_VALUE_BYTES:
         names = names[: len(names) * MAX_VALUE_BYTES // len(data) * 9 // 10]
@@ -239,8 +239,8 @@ def _fitting(
 class AssignmentReader:
     """Reads and watches the assignment of one worker.
 
-    One that cannot be read changes nothing: the worker keeps its queues. The rebalancer notices
-    such a node and writes it again.
+    If the assignment cannot be read, the worker keeps its queues. The rebalancer notices such a
+    node and writes it again.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class AssignmentReader:
         on_read: Callable[[frozenset[str]], None],
     ) -> None:
         self.path = path
-        # Whether there is an assignment, as far as it was read since the last connection.
+        # Whether the worker has an assignment, according to the last read on this connection.
         self.known = False
         self._machine = machine
         self._clock = clock
@@ -260,7 +260,7 @@ class AssignmentReader:
         self._retry_at = float("inf")
 
     def connected(self) -> None:
-        """Read it; before the answer it is unknown."""
+        """Read the assignment, which is unknown until the answer arrives."""
         self.known = False
         self.read()
 
@@ -269,7 +269,7 @@ class AssignmentReader:
         self._machine.ask(m.Get(self.path, watch=True), self._answered)
 
     def due(self) -> float:
-        """Return when `flush` reads it again, `inf` while it is being read."""
+        """Return the time at which `flush` reads the assignment again; `inf` during a read."""
         return self._retry_at
 
     def flush(self) -> None:

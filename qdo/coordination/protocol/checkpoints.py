@@ -1,9 +1,9 @@
 """Record many `last` values in few transactions.
 
-Each transaction checks that the worker's own node exists and sets queue nodes at the versions
-this worker last saw. So a worker whose session has ended can write nothing, and a `last` that
-an operator moved is not overwritten. Several transactions of different queues may be in flight;
-each queue has at most one.
+Each transaction checks that the worker's own node exists, and sets queue nodes at the versions that
+this worker last saw. So a worker whose session has ended can write nothing, and no worker
+overwrites a `last` that an operator moved. Several transactions may be in flight, but at most one
+for each queue.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 from qdo.system.clock import Histogram
 
-# Queues in a transaction: measured best between 100 and 250.
+# Queues per transaction. Measurements were best between 100 and 250.
 BATCH = 250
 # Transactions in flight at once.
 IN_FLIGHT = 4
 MAX_STRETCH_SECONDS = 5.0
-# Upper limit of the bytes that an operation takes beside its path and data.
+# Upper limit of the bytes that an operation takes in addition to its path and data.
 OP_BYTES = 64
-# Upper bounds of the classes of response times, in seconds.
+# Upper bounds of the response time buckets, in seconds.
 LATENCY_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, m.SetOp]
 
 
 @dataclass(slots=True)
 class CheckpointTotals:
-    """The results of the checkpoints of one process, over all of its registrations."""
+    """The results of one process's checkpoints, over all of its registrations."""
 
-    # Transactions that were "recorded", "rejected" or "unanswered".
+    # Number of transactions by result: "recorded", "rejected" or "unanswered".
     results: Counter[str] = field(default_factory=Counter)
-    # How often the progress of a queue was recorded.
+    # Number of recorded progress values, over all queues.
     queues: int = 0
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
 class Checkpoints:
-    """Records the progress of queues; `recovery` reads nodes again whose state is unknown."""
+    """Records the progress of queues; `recovery` rereads nodes whose state is unknown."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Checkpoints:
         self._dirty[slot.queue] = slot
 
     def due(self) -> float:
-        """Return the time of the next checkpoint, `inf` if there is nothing to record."""
+        """Return the time of the next checkpoint, or `inf` without progress to record."""
         idle = not self._dirty or self.in_flight >= IN_FLIGHT
         return float("inf") if idle else self._next
 
@@ -85,7 +85,7 @@ class Checkpoints:
         self._hurried = True
 
     def flush(self, now: float) -> None:
-        """Send the progress that is due, in transactions of different queues."""
+        """Send the due progress in transactions, each for different queues."""
         is_due = self._hurried or now >= self._next
         if not self._dirty or not is_due or self.in_flight >= IN_FLIGHT:
             return
@@ -93,7 +93,7 @@ class Checkpoints:
         chosen = self._choose(room)
         for batch in self._batches(chosen):
             self._send(batch, now)
-        # A queue that is being read or recorded stays, and follows as soon as that is answered.
+        # A queue with a request in flight waits for the answer, and then follows.
         self._hurried = self._hurried and bool(self._dirty)
         # If the coordinator is slow, stretch the interval: be in flight at most half of the time.
         pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
@@ -119,7 +119,7 @@ class Checkpoints:
         return chosen
 
     def _batches(self, chosen: list[tuple[OwnedQueue, QueueNode]]) -> Iterator[list[Recorded]]:
-        """Split queues into transactions: their size is limited, and nodes may be large."""
+        """Split queues into transactions of limited size, because nodes may be large."""
         batch: list[Recorded] = []
         size = 0
         for slot, node in chosen:
@@ -176,7 +176,7 @@ class Checkpoints:
                 self._dirty[slot.queue] = slot
 
     def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: m.Rejected) -> None:
-        """Read the rejected queue again, and send the others again at once."""
+        """Read the rejected queue again, and resend the others at once."""
         if answer.refuses(0) or (answer.index == 0 and answer.fault is m.CommitError.NO_NODE):
             self._own_node.gone()
             return

@@ -31,9 +31,9 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import NEW, FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
-# Why a claim ends: the leader assigned the queue elsewhere; the worker stops; the queue was deleted
-# or finished; its node cannot be read or written; acknowledged writes of it have vanished; its node
-# does not name the worker; the session has ended.
+# Why a claim ends: the leader assigned the queue to another worker; the worker stops; the queue was
+# deleted or finished; the worker cannot read or write the queue node; acknowledged writes of the
+# node have vanished; the node does not name the worker; the session has ended.
 ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "rebalanced",
     "drained",
@@ -43,8 +43,8 @@ ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "lost",
     "session",
 )
-# How many messages behind the recorded `last` may have begun under the owner before. If there are
-# more, as of jobs that take less than 2 ms, each start at least records the progress of so many.
+# How many messages after the recorded `last` may have begun under the former owner. If there are
+# more, as with jobs under 2 ms, each start at least records the progress of this many.
 CAREFUL = 100
 
 
@@ -62,48 +62,48 @@ class QueueState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One ownership of one queue by this process, as the worker engine sees it."""
+    """One ownership of a queue by this process, as the worker engine sees it."""
 
     queue: str
-    # Number of the claim; grows with every claim of the queue by any worker.
+    # Number of the claim, which grows with every claim of the queue by any worker.
     fence: int
-    # Position up to which all messages are done. Starts at the recorded `last`; the engine sets it
-    # after each message.
+    # Position up to which all messages are done. It starts at the recorded `last`. The engine sets
+    # it after each message.
     done: int
-    # The lease of the registration that made the claim, and no other.
+    # The lease of the registration that made the claim; never a later lease.
     lease: Lease
-    # Failure record of a message after `done`, as found in the queue node. The engine sets it after
-    # a failed attempt, and it is recorded with `done`. It is ignored once `done` has reached its
-    # message, so it need not be removed.
+    # Failure record of a message after `done`, from the queue node. The engine sets the record
+    # after a failed attempt, and checkpoints write it with `done`. Once `done` has reached its
+    # message, the record has no effect and need not be removed.
     failure: FailureRecord | None = None
-    # Messages done or failed beyond `done`, if messages are not processed strictly in order.
+    # Messages that are done or failed beyond `done`, if processing is not strictly in order.
     out_of_order: OutOfOrderProgress | None = None
     positions: Positions = TIME_POSITIONS
-    # Names of messages that are done, see `QueueNode.unconfirmed`.
+    # Names of processed messages; see `QueueNode.unconfirmed`.
     unconfirmed: tuple[str, ...] = ()
-    # Called before any of these is recorded, to bring them up to date; None if they always are.
+    # Called before a checkpoint, to update the fields above; None if they are always up to date.
     refresh: Callable[[], None] | None = None
-    # The claim that this one continues, until it begins; see `take_over`.
+    # The former claim, whose progress this claim continues until it begins; see `take_over`.
     before: Claim | None = None
-    # Whether messages may be started, while the lease is valid.
+    # Whether messages may start while the lease is valid.
     open: bool = True
-    # It is not open because its queue is paused; it opens again when the pause ends.
+    # Whether the claim is closed because its queue is paused; the end of the pause reopens it.
     paused: bool = False
-    # Why the owner gives the queue up, one of `ENDINGS`; "" while it keeps it.
+    # Why the owner gives up the queue, one of `ENDINGS`; "" while the owner keeps the queue.
     ending: str = ""
-    # The owner before if it was gone without a release, else "".
+    # The former owner if it went without a release, else "".
     former: str = ""
-    # How many messages are still recorded before they begin, because of such an owner.
+    # How many more messages to record before they begin, because such an owner is gone.
     careful: int = 0
-    # Clock time until which a message that begins may have ended that owner; 0 before the first
-    # one.
+    # Clock time until which a starting message may be one that killed the former owner; 0 before
+    # the first message.
     suspects_until: float = 0.0
 
     @classmethod
     def of(
         cls, queue: str, fence: int, node: QueueNode, lease: Lease, positions: Positions
     ) -> Claim:
-        """Continue from a queue node; raise ValueError if its `position` is invalid."""
+        """Make a claim from a queue node; raise ValueError if its `position` is invalid."""
         done = positions.resume_after(node.last, node.position)
         return cls(
             queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
@@ -116,14 +116,14 @@ class Claim:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended for good: it is being released, or is lost."""
+        """Whether the claim has ended: its queue is being released, or is lost."""
         return not self.open and not self.paused
 
     def close(self) -> None:
         self.open = self.paused = False
 
     def pause(self) -> None:
-        """Start no message until `resume` is called; nothing if it is over."""
+        """Start no message until a call of `resume`; do nothing if the claim is over."""
         if self.open:
             self.open = False
             self.paused = True
@@ -134,14 +134,14 @@ class Claim:
             self.paused = False
 
     def follow(self, former: str) -> None:
-        """Be careful with the first messages: one may have ended the owner before."""
+        """Record the first messages before they begin: one may have killed the former owner."""
         self.former = former
         self.careful = CAREFUL
 
     def take_over(self) -> bool:
-        """Continue with the progress of the claim `before`; return whether that was farther."""
-        # An operator changed the node at a position that is older than this progress, and did not
-        # move the queue back. So its messages are not repeated.
+        """Adopt the progress of the claim `before`; return whether that progress was farther."""
+        # An operator changed the node at an older position than this progress, but did not move the
+        # queue back. So do not repeat the messages in between.
         before = self.before
         self.before = None
         if before is None:
@@ -167,9 +167,9 @@ class Claim:
 
     def add_failure(self, failure: FailureRecord) -> None:
         """Set the failure record of the first message after `done`."""
-        # The record of a later message is kept: its former owner had got farther than `done` says,
-        # and died. Without that, a message that fails before another one kills its process each
-        # time would hide the attempts of the other one forever.
+        # Keep the record of a later message, whose former owner had got beyond `done` and then
+        # died. Otherwise a failing message, before another message that kills the process each
+        # time, would hide the attempts of that other message forever.
         later = self.failure
         if later is not None and later.position > failure.position and self.positions.stable:
             above = self.out_of_order or OutOfOrderProgress()
@@ -192,22 +192,22 @@ class OwnedQueue:
     version: int = -1
     claim: Claim | None = None
     # Whether a transaction of this queue is in flight or in doubt, or its node is being read again.
-    # Until the answer arrives no other request is sent for it.
+    # The worker sends no other request for the queue until the answer arrives.
     busy: bool = False
     # Whether to read the node again as soon as it is no longer busy.
     again: bool = False
-    # Whether to release with the `last` found in the node, not the remembered one.
+    # Whether to release with the node's `last` instead of the remembered position.
     as_found: bool = False
-    # Whether operators changed the node during the release, but did not move the queue back: the
-    # claim's progress counts, and for the rest the node.
+    # Whether operators changed the node during the release, but did not move the queue back. The
+    # worker then takes the claim's progress, and all other values from the node.
     decided: bool = False
-    # The worker that a waiting slot waits for.
+    # The owner that a waiting slot waits for.
     owner: str = ""
-    # Why the queue cannot be processed although it is assigned, "" if it can.
+    # Why the worker cannot process the assigned queue, "" if it can.
     fault: str = ""
-    # Version of the node at which its owner was found not to list the queue.
+    # Version of the queue node at which the owner did not list the queue.
     unlisted: int = -1
-    # Time from which such a queue counts as free.
+    # Time from which a queue that its owner does not list counts as free.
     take_at: float = float("inf")
 
     def has_recorded(self, done: int) -> bool:
@@ -222,7 +222,7 @@ class OwnedQueue:
         return _moved(self.node, done, positions) is self.node
 
     def _has_cancelled(self, claim: Claim) -> bool:
-        """Return whether the node records every message that was cancelled under the claim."""
+        """Return whether the node records every message cancelled under the claim."""
         own = claim.out_of_order
         recorded = self.node.out_of_order
         if own is None or not own.cancelled:
@@ -230,7 +230,7 @@ class OwnedQueue:
         return recorded is not None and set(own.cancelled) <= set(recorded.cancelled)
 
     def _has_begun(self, claim: Claim) -> bool:
-        """Return whether the node records all messages that are to begin under an open claim."""
+        """Return whether the node records all messages that will begin under an open claim."""
         if self.state is not QueueState.OWNED:
             return True  # none begins, and an operator's change may have replaced the records
         others = () if claim.out_of_order is None else claim.out_of_order.other_failures
@@ -238,11 +238,11 @@ class OwnedQueue:
         return {each for each in begun if each.position > claim.done} <= set(self.node.failures)
 
     def final(self) -> QueueNode:
-        """Return the node as a release leaves it."""
+        """Return the node's value after a release."""
         return self.progressed().owned_by("")
 
     def progressed(self) -> QueueNode:
-        """Return the node with the claim's progress; the same node if there is none."""
+        """Return the node with the claim's progress, or the same node without progress."""
         claim = self.claim
         node = self.node
         if claim is None or self.as_found:
@@ -269,7 +269,7 @@ class OwnedQueue:
 
 
 def _moved(node: QueueNode, done: int, positions: Positions) -> QueueNode:
-    """Return a node that records `done`, a position that is not a time."""
+    """Return a node that records `done`, where positions are not times."""
     if done <= positions.resume_after(node.last, node.position):
         return node
     last = max(node.last, positions.to_time(done))
@@ -286,25 +286,25 @@ class ClaimListener(Protocol):
         """Start processing right after ``claim.done``."""
 
     def releasing(self, claim: Claim) -> None:
-        """Finish the message in flight, start no other, then call `finished`."""
+        """Finish the message in flight, start no other message, then call `finished`."""
 
     def released(self, claim: Claim) -> None:
-        """Note that the release is recorded; nothing is left to do."""
+        """Note that the release is recorded; no work remains."""
 
     def undone(self, claim: Claim) -> None:
-        """Count that acknowledged writes of the queue's node have vanished; a release follows."""
+        """Count the loss of acknowledged writes of the queue node; a release follows."""
 
     def lost(self, claim: Claim) -> None:
-        """Drop all work of this claim; later calls for it are ignored."""
+        """Drop all work of this claim; later calls for the claim have no effect."""
 
     def decided(self, claim: Claim, decisions: Mapping[int, FailureRecord | None]) -> bool:
-        """End the attempts of messages that are to be skipped, or to become dead letters.
+        """End the attempts of messages that an operator skips or turns into dead letters.
 
         Return whether the decisions apply under this claim; otherwise `repositioned` follows.
         """
 
     def repositioned(self, old: Claim, new: Claim) -> None:
-        """Continue with `new` once the message in flight has ended: an operator moved `last`."""
+        """Continue with `new` after the message in flight, because an operator moved `last`."""
 
     def expired(self) -> None:
-        """Register again: this registration is over, and every claim was reported lost before."""
+        """Register again: this registration has ended, after it reported every claim as lost."""

@@ -1,8 +1,8 @@
-"""The election of the rebalancer: leadership that can be checked inside a transaction.
+"""Elect the rebalancer, so that transactions can check its leadership.
 
-The candidate with the lowest number becomes leader by writing the `rebalancer` node at the
-version it read. It keeps the version that its write left: the leader's fence. All writes of a
-leader check that version, so a worker that lost leadership can write nothing. "Not sure" means no:
+The candidate with the lowest number becomes leader by writing the `rebalancer` node at the version
+that it read. The version after this write is the leader's fence. All writes of a leader check the
+fence, so a worker that lost leadership can write nothing. A worker in doubt does not lead:
 
 =============  ===========================================  ====================
 state          cause                                        next
@@ -14,8 +14,9 @@ acquiring      the write of `rebalancer` is in flight       leading, inactive
 leading        it was acknowledged                          inactive
 =============  ===========================================  ====================
 
-A lost reply to the write leads to `inactive`: the version is never read back, since another worker
-may have written it. A rejected fence, an unanswered plan and `resign` lead there as well.
+A lost reply to the write leads to `inactive`. The worker never reads the version back, because
+another worker may have written the node. A rejected fence, an unanswered plan and `resign` also
+lead to `inactive`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from qdo.coordination.znodes.worker_node import parse_leader
 
 log = logging.getLogger(__name__)
 COOL_DOWN_SECONDS = 1.0
-# Cool-down after the coordinator refused a request: no watch fires when an ACL changes.
+# Cool-down after the coordinator refused a request, because no watch fires when an ACL changes.
 REFUSED_SECONDS = 15.0
 STEM = "candidate-"
 _NUMBERED = re.compile(rf"{STEM}([0-9]{{10,19}})", re.ASCII)
@@ -50,10 +51,10 @@ class LeaderState(Enum):
 class Election(m.Machine):
     """One worker's candidacy.
 
-    :ivar fence: the leader's fence of this worker, while it is `leading`.
+    :ivar fence: the leader's fence of this worker while it is `leading`.
     :param process: host, process and parent process of the worker; the next leader names them if
-        this one is lost.
-    :param on_elected: called with the fence, and name and process of the leader before.
+        this worker is lost.
+    :param on_elected: called with the fence, and with name and process of the former leader.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Election(m.Machine):
 
     @property
     def leading(self) -> bool:
-        """Whether this worker is the leader as far as it knows; only its fence proves it."""
+        """Whether this worker believes that it is the leader; only its fence proves this."""
         return self.office is LeaderState.LEADING
 
     def connected(self) -> None:
@@ -122,7 +123,7 @@ class Election(m.Machine):
     def resign(
         self, reason: str, *, for_good: bool = False, cool_down_seconds: float = COOL_DOWN_SECONDS
     ) -> None:
-        """Give up leadership and candidacy; run again after a cool-down unless `for_good`."""
+        """Give up leadership and candidacy; register again after a cool-down unless `for_good`."""
         leading = self.leading
         if self.office is not LeaderState.INACTIVE or for_good:
             log.info("%s: resigned as candidate for rebalancer: %s", self._worker, reason)
@@ -172,7 +173,7 @@ class Election(m.Machine):
 
     def _registered(self, path: str) -> None:
         self._registration = None
-        if self.office is not LeaderState.REGISTERING:  # it has resigned since
+        if self.office is not LeaderState.REGISTERING:  # this worker has resigned since
             self._leaving = path
             self._delete(path)
             return
@@ -212,7 +213,7 @@ class Election(m.Machine):
         )
 
     def _recreate(self, path: str) -> None:
-        """Create a deleted node again, and run again: without it no worker can lead."""
+        """Create a deleted node again, because no worker can lead without it, and run again."""
         self.ask(m.Commit((m.CreateOp(path, b""),)), lambda answer: None)
         self.resign(f"{path} was deleted; recreating it")
 
@@ -265,6 +266,6 @@ class Election(m.Machine):
 
 
 def _number(name: str) -> tuple[int, str]:
-    """Order candidates; names that ZooKeeper has not numbered come last and never lead."""
+    """Return a candidate's sort key; names without a ZooKeeper number come last, never lead."""
     found = _NUMBERED.fullmatch(name)
     return (int(found[1]) if found is not None else 1 << 62, name)

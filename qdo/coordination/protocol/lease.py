@@ -1,22 +1,22 @@
-"""The lease: until when a worker may start messages without hearing from the coordinator.
+"""The lease: the time for which a worker may start messages without contact to the coordinator.
 
-A session that the coordinator counts as alive keeps its queues. A session that it has ended may
-have lost them to other workers a moment later. So a worker starts a message only while it is
-certain that its session cannot have ended. That is for 0.95 T after a moment since which the
-leader of the servers has certainly heard of the session. T is the negotiated session timeout.
+A session keeps its queues while the coordinator counts it as alive. A moment after the coordinator
+has ended the session, other workers may own them. So a worker starts a message only while its
+session certainly cannot have ended: until 0.95 T after a moment since which the leader of the
+servers has certainly heard of the session. T is the negotiated session timeout.
 
-An acknowledged transaction alone does not prove such a moment. A follower forwards it at once, but
-reports its active sessions to the leader only with its own pings, every half tick. If the session
-was quiet before the transaction and the follower is cut off right after it, the leader counts from
-the contact before. But a transaction proves that follower and leader were connected when it was
-committed, and their messages arrive in order. So every contact that was *acknowledged* half a tick
-before the transaction was *sent* has been reported by then:
+An acknowledged transaction alone does not prove such a moment. A follower forwards a transaction at
+once, but reports its active sessions to the leader only with its pings, every half tick. If the
+session was quiet before the transaction and the follower is cut off right after it, the leader
+counts from the previous contact. But a transaction proves that follower and leader were connected
+at its commit, and their messages arrive in order. So the follower had by then reported every
+contact that was *acknowledged* half a tick before the transaction was *sent*:
 
     acknowledged(i) <= sent(j) - half a tick   =>   the leader heard of the session after sent(i)
 
 This holds for any gaps between contacts. Half a tick is at most T/10 if T is at least 5 ticks. With
-contact every T/10 a lease then lasts about 0.75 T after the last transaction. Connecting is a proof
-by itself: the leader confirms the session before the reply.
+contact every T/10, a lease then lasts about 0.75 T after the last transaction. A new connection is
+a proof by itself, because the leader confirms the session before the reply.
 
 The clock keeps running while the machine sleeps (CLOCK_BOOTTIME). A resumed virtual machine
 therefore finds its lease expired.
@@ -29,7 +29,7 @@ from collections.abc import Callable
 
 from qdo.coordination.protocol import machine as m
 
-# Share of the session timeout that a lease lasts after the leader heard of the session.
+# Length of a lease after the leader heard of the session, as a share of the session timeout.
 SHARE = 0.95
 # Share of the session timeout within which the worker makes contact.
 GAP = 0.1
@@ -38,13 +38,13 @@ REPORT = 0.1
 
 
 class Lease:
-    """A deadline that moves only when the leader has certainly heard of the session.
+    """A deadline that moves only after the leader has certainly heard of the session.
 
     :param heard_at: a time since which the leader has heard of the session; seconds.
     :ivar until: start a message only while ``clock() < until``; seconds.
     :ivar timeout_seconds: negotiated session timeout.
-    :ivar contact: the time at which the last acknowledged transaction was sent; seconds.
-    :ivar on_moved: called with `until` when it changes, on the thread that changes it.
+    :ivar contact: the time at which the worker sent the last acknowledged transaction; seconds.
+    :ivar on_moved: called with `until` after each change, on the thread that changed it.
     """
 
     __slots__ = ("_unproven", "contact", "on_moved", "timeout_seconds", "until")
@@ -62,13 +62,13 @@ class Lease:
             self._move(max(self.until, at + SHARE * self.timeout_seconds))
 
     def renew(self, sent_at: float, acknowledged_at: float) -> None:
-        """Record an acknowledged transaction; call it in the order of sending."""
+        """Record an acknowledged transaction; calls must have the order of sending."""
         unproven = self._unproven
         timeout = self.timeout_seconds
         self.contact = max(self.contact, sent_at)
         while unproven and unproven[0][1] <= sent_at - REPORT * timeout:
             self.heard(unproven.popleft()[0])
-        # A fiftieth of the timeout is precise enough, and keeps the list short.
+        # A precision of a fiftieth of the timeout suffices, and keeps the list short.
         if not unproven or sent_at - unproven[-1][0] >= 0.02 * timeout:
             unproven.append((sent_at, acknowledged_at))
 
@@ -82,9 +82,9 @@ class Lease:
 
 
 class Renewal(m.Machine):
-    """Keeps a lease valid while no other transaction is sent, by a transaction of one check."""
+    """Renews a lease by a transaction of one check, while the worker sends no other transaction."""
 
-    # Two of them may be in flight, so one slow answer does not open a gap.
+    # Two renewals may be in flight, so one slow answer causes no gap.
 
     def __init__(
         self, path: str, lease: Lease, *, clock: Callable[[], float], on_gone: Callable[[], None]
@@ -107,7 +107,7 @@ class Renewal(m.Machine):
     def due(self) -> float:
         if not self._connected:
             return float("inf")
-        # Renew a little early, so the real gap stays below `GAP`.
+        # Renew a little early to keep the real gap below `GAP`.
         return max(self._lease.contact, self._sent_at) + 0.9 * GAP * self._lease.timeout_seconds
 
     def tick(self) -> None:

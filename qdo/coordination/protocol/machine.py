@@ -1,14 +1,15 @@
-"""The vocabulary of the protocol's state machines: requests out, answers in, no I/O.
+"""The requests and answers of the protocol's state machines, which do no I/O.
 
-A machine appends its requests to its outbox, each with the function that takes the answer. A
-driver (`machine_loop.py` on a real client, a simulation in the tests) performs the requests in the
-order of the outbox within one session. It calls that function with the answer, one at a time and
-never from inside the machine. Answers come in the order of the requests.
+A machine appends its requests to its outbox, each with a function that takes the answer. A driver
+(`machine_loop.py` on a real client, a simulation in the tests) performs the requests in the order
+of the outbox within one session. It calls each function with its answer, one at a time and never
+from inside the machine. Answers come in the order of the requests.
 
-After the driver has passed on all pending events it calls `flush`, where machines send their
+After the driver has passed on all pending events, it calls `flush`, in which machines send their
 collected requests. Then it empties the outboxes. When the connection is lost, the driver answers
-all outstanding requests with `NoResponse` and then calls `suspended`. Requests made while it is
-lost are answered `NoResponse` before `connected` is called. No answer ever crosses a reconnection.
+all outstanding requests with `NoResponse` and then calls `suspended`. It also answers requests
+without a connection with `NoResponse`, before it calls `connected`. No answer crosses a
+reconnection.
 
 =============  ======================================================================
 request        answers
@@ -55,7 +56,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Get the version of a node, if it exists; cheaper than `Get` if most nodes do not exist."""
+    """Get the version of a node, if it exists; cheaper than `Get` for mostly missing nodes."""
 
     path: str
     watch: bool = False
@@ -119,7 +120,7 @@ class WatchTree:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Get a place in the coordinator's total order, behind all that was acknowledged before."""
+    """Get a place in the coordinator's total order, after all earlier acknowledged changes."""
 
     path: str
 
@@ -152,9 +153,9 @@ class NodeRead:
 
     data: bytes
     version: int
-    # Place in the coordinator's total order of the write that left this data.
+    # Place of the last write in the coordinator's total order.
     mzxid: int = 0
-    # The session of an ephemeral node, 0 for other nodes.
+    # The session that owns an ephemeral node; 0 for other nodes.
     ephemeral_owner: int = 0
 
 
@@ -181,7 +182,7 @@ class Created:
 class Committed:
     """A transaction took effect."""
 
-    # Its place in the coordinator's total order; 0 if it changed no node.
+    # The transaction's place in the coordinator's total order; 0 if it changed no node.
     zxid: int
     # The resulting version for each operation; -1 for a check or delete.
     versions: tuple[int, ...]
@@ -189,20 +190,20 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Nothing took effect: operation `index` failed; `reason` says why, if `fault` is `OTHER`."""
+    """No operation took effect, because operation `index` failed; `reason` explains `OTHER`."""
 
     index: int
     fault: CommitError
     reason: str = ""
 
     def refuses(self, index: int) -> bool:
-        """Return whether an operation failed for a reason that a repetition does not change."""
+        """Return whether an operation failed for a reason that a retry does not change."""
         return self.index == index and self.fault is CommitError.OTHER
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The coordinator does not do this with this node, for instance because of its ACL."""
+    """The coordinator refuses the request for this node, for instance because of its ACL."""
 
     reason: str
 
@@ -216,7 +217,7 @@ class Watching:
 class Synced:
     """A read after this answer is at least as new as `zxid`.
 
-    All events of changes up to `zxid` were passed on before.
+    The driver has already passed on all events of changes up to `zxid`.
     """
 
     zxid: int
@@ -258,7 +259,7 @@ class Machine:
         """Called when the connection is lost; the session may still be alive."""
 
     def changed(self, path: str) -> None:
-        """Called when a watch on `path` fired; it is no longer armed."""
+        """Called when a watch on `path` has fired; the watch is no longer armed."""
 
     def tick(self) -> None: ...
 
@@ -266,5 +267,5 @@ class Machine:
         """Send the requests that follow from the events so far."""
 
     def due(self) -> float:
-        """Return the clock time of the next `tick`, `inf` for none."""
+        """Return the clock time of the next `tick`; `inf` for none."""
         return float("inf")

@@ -1,11 +1,11 @@
-"""The queues that a worker owns or should own, how their states change, and how they recover.
+"""The queues that a worker owns or should own, their state changes, and their recovery.
 
-`Ownership` sends the transactions of claims and releases, `Recovery` finds out the outcome of
-unanswered ones. Both report the result here.
+`Ownership` sends the transactions of claims and releases. `Recovery` finds out the outcome of
+unanswered transactions. Both report the result to `OwnedQueues`.
 
-`Recovery` reads the node of a queue again, and updates its claim to match it. A node is read again
-after a rejected write, on an operator's request in the worker node, and after a transaction without
-an answer. In that last case the read follows the barrier (rule 5).
+`Recovery` reads the node of a queue again, and updates the claim to match the node. It does so
+after a rejected write, on an operator's request in the worker node, and after an unanswered
+transaction. In the last case, the read follows the barrier (rule 5).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnedQueues:
-    """The queues of one registration; `slots` has all that are assigned or owned."""
+    """The queues of one registration; `slots` has all assigned and all owned queues."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class OwnedQueues:
     ) -> None:
         self.slots = slots
         self.assigned: frozenset[str] = frozenset()
-        # The queues that can be released.
+        # The queues that are ready for release.
         self.finished: dict[str, OwnedQueue] = {}
-        # The worker node cannot hold another queue.
+        # Whether the worker node is full.
         self.full = False
         self._name = name
         self._own_node = own_node
@@ -75,7 +75,7 @@ class OwnedQueues:
         return not self._own_node.draining and queue in self.assigned
 
     def compare(self) -> None:
-        """Start to release queues that are not assigned, and to take those that are."""
+        """Start to release queues that are not assigned, and to take assigned queues."""
         for slot in [slot for queue, slot in self.slots.items() if not self._wanted(queue)]:
             if slot.state is QueueState.OWNED:
                 self.begin_release(slot, DRAINED if self._own_node.draining else REBALANCED)
@@ -103,7 +103,7 @@ class OwnedQueues:
     # --- claims -----------------------------------------------------------------------
 
     def claimed(self, slot: OwnedQueue, node: QueueNode, version: int, fence: int) -> None:
-        """Start from the `last` that was read with the version the claim succeeded on."""
+        """Start from the `last` that was read together with the version that the claim compared."""
         former = slot.node.owner
         slot.node = node
         slot.version = version
@@ -114,7 +114,7 @@ class OwnedQueues:
         self._own_node.listed[slot.queue] = None
         if former not in ("", self._name):
             slot.claim.follow(former)
-        # While the outcome was in doubt the node may have been marked as deleted.
+        # An operator may have marked the node as deleted while the outcome was in doubt.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
         else:
@@ -122,7 +122,7 @@ class OwnedQueues:
             self.finish(slot)  # no message was started under this claim
 
     def stop_claiming(self, count: int, size: int) -> None:
-        """Stop claiming further queues: ZooKeeper would drop the connection, again and again."""
+        """Claim no further queues, because ZooKeeper would drop the connection each time."""
         self.full = True
         queues = len(self._own_node.listed) + count
         reason = (
@@ -147,7 +147,7 @@ class OwnedQueues:
         decisions = node.decisions_since(before)
         if old is None or (decisions and self._listener.decided(old, decisions)):
             return
-        # Unless a change moved the queue back, messages that are done meanwhile are not repeated.
+        # Do not repeat messages that ended meanwhile, unless a change moved the queue back.
         continues = self._positions.stable and node.continues(before)
         if slot.state is not QueueState.OWNED:
             slot.decided = slot.decided or continues
@@ -163,7 +163,7 @@ class OwnedQueues:
     # --- releases ---------------------------------------------------------------------
 
     def begin_release(self, slot: OwnedQueue, ending: str) -> None:
-        """Ask the engine to finish the message in flight and to start no other."""
+        """Ask the engine to finish the message in flight and to start no other message."""
         if slot.claim is not None:
             slot.state = QueueState.RELEASING
             slot.claim.ending = ending
@@ -175,7 +175,7 @@ class OwnedQueues:
         self.finished[slot.queue] = slot
 
     def released(self, slot: OwnedQueue) -> None:
-        """Forget a released queue; take it again if it is assigned again."""
+        """Forget a released queue, or take it again if it has been assigned again."""
         self._own_node.listed.pop(slot.queue, None)
         self.full = False
         if slot.claim is not None:
@@ -188,7 +188,7 @@ class OwnedQueues:
     # --- losses -----------------------------------------------------------------------
 
     def refused(self, slot: OwnedQueue, reason: str) -> None:
-        """Give up a queue whose node cannot be read or written, after its message in flight."""
+        """Give up a queue with an unreadable or unwritable node, after its message in flight."""
         if slot.state is QueueState.OWNED:
             log.error(
                 "%s: queue %s is released: %s; messages since the last checkpoint will be repeated",
@@ -201,7 +201,7 @@ class OwnedQueues:
             self.lost(slot, reason)
 
     def undone(self, slot: OwnedQueue, version: int) -> None:
-        """Release a queue whose node has an older version than the one that was acknowledged."""
+        """Release a queue whose node has an older version than the last acknowledged write."""
         log.error(
             "%s: queue %s is released: version %d of its node was acknowledged, and now it has "
             "version %d: another program has replaced the node, or the servers have lost "
@@ -219,7 +219,7 @@ class OwnedQueues:
     def lost(
         self, slot: OwnedQueue, reason: str = "its node does not name this worker as owner"
     ) -> None:
-        """Drop a queue whose node names another owner or none, or cannot be written."""
+        """Drop a queue whose node names another owner or no owner, or cannot be written."""
         log.warning(
             "%s: lost queue %s: %s; the next owner resumes after the recorded `last`",
             self._name,
@@ -238,7 +238,7 @@ class OwnedQueues:
             self._own_node.rewrite = True
 
     def lose_all(self) -> None:
-        """Report every claim as lost: the session is gone."""
+        """Report every claim as lost, because the session has ended."""
         slots = list(self.slots.values())
         self.slots.clear()
         for slot in slots:
@@ -275,7 +275,7 @@ class Recovery:
         self._slots = queues.slots
         self._own_node = own_node
         self._positions = positions
-        # Called with a queue whose progress must be recorded again.
+        # Called with a queue whose progress `Checkpoints` must record again.
         self._mark = mark
 
     # --- queue nodes of owned queues --------------------------------------------------
@@ -287,7 +287,7 @@ class Recovery:
                 self.read(slot)
 
     def reread(self, slot: OwnedQueue) -> None:
-        """Read the node of an owned queue as soon as its own transaction is answered."""
+        """Read the node of an owned queue, after the answer to the queue's own transaction."""
         if slot.busy:
             slot.again = True
         elif slot.claim is not None:
@@ -301,7 +301,7 @@ class Recovery:
 
     def _read_answered(self, slot: OwnedQueue, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse) or self._slots.get(slot.queue) is not slot:
-            return  # without an answer `connected` reads it again
+            return  # after a lost answer, `connected` reads the node again
         slot.busy = False
         if isinstance(answer, m.Refused):
             self.refused(slot, answer.reason)
@@ -345,9 +345,10 @@ class Recovery:
         elif sought:
             self._queues.repositioned(slot, node, before)
         elif owned and claim.failure is None and claim.refresh is None:
-            # It is an own late write, or a foreign one that kept `last`: keep the position. It may
-            # be an interrupted attempt of a former owner, counted after the claim. A claim that is
-            # refreshed may know better: its messages end out of order.
+            # This worker wrote the node late, or another program wrote it without a change of
+            # `last`. So keep the position. The write may count a former owner's interrupted attempt
+            # after the claim. A claim with `refresh` may know better, because its messages end out
+            # of order.
             claim.failure = node.failure
         if slot.state is QueueState.OWNED and slot.claim is claim and slot.progressed() is not node:
             self._mark(slot)
@@ -355,7 +356,7 @@ class Recovery:
     # --- transactions without an answer -----------------------------------------------
 
     def doubt(self, slots: list[OwnedQueue]) -> None:
-        """Record that a transaction of these queues was not answered."""
+        """Record that a transaction of these queues got no answer."""
         for slot in slots:
             if self._slots.get(slot.queue) is slot:
                 self.doubtful[slot.queue] = slot
@@ -377,7 +378,7 @@ class Recovery:
         self._machine.ask(m.Get(path), lambda answer: self._outcome(slot, answer))
 
     def _outcome(self, slot: OwnedQueue, answer: m.Response) -> None:
-        """Adopt a node that names this worker; no message of the queue was started before."""
+        """Adopt a node that names this worker, which has not yet started a message of the queue."""
         if isinstance(answer, m.NoResponse):
             self.doubt([slot])
             return
@@ -389,8 +390,8 @@ class Recovery:
         node = self._owned_node(answer) if slot.queue in self._own_node.listed else None
         if slot.state is QueueState.CLAIMING:
             if node is not None and isinstance(answer, m.NodeRead):
-                # The claim's own zxid is unknown. The zxid of this data is not smaller, and it is
-                # smaller than that of every later claim: fences keep growing.
+                # The claim's own zxid is unknown. The zxid of this data is at least as large, and
+                # smaller than the zxid of every later claim. So fences keep growing.
                 node = _repaired(node, slot.node)
                 self._queues.claimed(slot, node, answer.version, answer.mzxid)
             else:
@@ -403,8 +404,8 @@ class Recovery:
 
 
 def _repaired(node: QueueNode, known: QueueNode) -> QueueNode:
-    """Return the node of an owned queue with a readable `last`, the one the owner remembers."""
+    """Return the node of an owned queue with the `last` that its owner remembers."""
     if node.fault is None:
         return node
-    # Starting from a corrupt `last` would process the whole queue again.
+    # A start from a corrupt `last` would process the whole queue again.
     return replace(node, last=known.last, position=known.position, fault=None)

@@ -1,22 +1,22 @@
 """Decide which queues this worker handles: claims, releases, fences. A state machine without I/O.
 
 A queue's node names its owner. The owner changes only in a transaction that compares the queue
-node's version and rewrites the claimer's own ephemeral node. So no plan, however stale, can give a
-queue a second owner. The rules, by the numbers of `docs/design`:
+node's version and rewrites the claimer's own ephemeral node. So even a stale plan cannot give a
+queue a second owner. The rules, with their numbers in `docs/design`:
 
-2.  To release queues: finish the message in flight and wait for that queue's own outstanding
-    transaction. Then send one transaction: the final `last` and no owner in the queue nodes, and
-    the own node without them. Releases wait for nothing else.
-3.  To claim queues: read the queue node and then, later in the same session, the owner's worker
+2.  To release queues, finish each message in flight, and wait for the outstanding transaction of
+    its queue. Then send one transaction. It writes the final `last` and no owner into the queue
+    nodes, and removes the queues from the own node. Releases wait for nothing else.
+3.  To claim queues, read the queue node and then, later in the same session, the owner's worker
     node. If the owner is empty, or its node is gone, send one transaction for the batch. (Numbers
     are never reused, so a node that is gone stays gone.) If the owner lives and still lists the
-    queue, the same read watches its node. The queue is read again when that node changes.
+    queue, the same read watches the owner's node. Read the queue again when that node changes.
 4.  Claims and releases are serial; each queue has at most one outstanding transaction of any kind.
-5.  After a transaction without an answer comes a barrier: a write of the own node as it was read.
-    After it no late request can take effect and no lagging server can mislead. Then the queues
-    concerned are read again, and each one that names this worker is adopted.
-6.  Processing starts from the `last` read with the version that the claim succeeded on.
-10. A worker notices a seek by a rejected write, or by the ``reread`` list in its own node.
+5.  After an unanswered transaction, send a barrier: write the own node with the value just read.
+    After the barrier, no late request can take effect and no lagging server can mislead. Then read
+    the affected queues again, and adopt each queue that names this worker.
+6.  Processing starts from the `last` that was read with the version that the claim compared.
+10. A worker notices a seek from a rejected write, or from the ``reread`` list in its own node.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class MemberOptions:
     checkpoint_seconds: float = 0.2
     # The queues that may be assigned to the worker.
     filter: QueueFilter = EVERYTHING
-    # Host, process and parent process of the worker, for people; `zone` and `address` are its
-    # settings.
+    # Host, process and parent process of the worker, for people to read. `zone` and `address` are
+    # settings of the worker.
     process: str = ""
     zone: str = ""
     address: str = ""
-    # As rebalancer, assign no further queue before the names of the queues marked as deleted are
-    # known; see `rebalancer.Rebalancer`.
+    # Whether a rebalancer assigns no new queue until it knows the queues marked as deleted; see
+    # `rebalancer.Rebalancer`.
     wait_for_deleted: bool = False
     positions: Positions = TIME_POSITIONS
-    # Where checkpoints are counted; None: nowhere.
+    # Counts the checkpoints; None for no counting.
     totals: CheckpointTotals | None = None
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the worker's node tells of its process."""
+        """The facts about the process in the worker's node."""
         return {"process": self.process, "zone": self.zone, "address": self.address}
 
 
@@ -136,14 +136,14 @@ class Ownership(m.Machine):
             self._queues.finish(slot)
 
     def drain(self) -> None:
-        """Release all queues and take no new ones; the own node records it."""
+        """Release all queues and take no new ones; the own node records this."""
         if not self.draining:
             self._own_node.draining = True
             self._own_node.rewrite = True
             self._queues.compare()
 
     def recorded(self, claim: Claim) -> bool:
-        """Return whether ``claim.done`` is recorded, or never will be by this claim."""
+        """Return whether ``claim.done`` is recorded, or this claim can no longer record it."""
         slot = self.slots.get(claim.queue)
         return slot is None or slot.claim is not claim or slot.has_recorded(claim.done)
 
@@ -152,7 +152,7 @@ class Ownership(m.Machine):
         return self._own_node.draining
 
     def settled(self) -> bool:
-        """Return whether exactly the assigned queues are owned and nothing is in flight."""
+        """Return whether the owned queues equal the assigned ones and nothing is in flight."""
         if not self._assignment.known or not self._own_node.free:
             return False
         states = {slot.state for slot in self.slots.values()}
@@ -160,7 +160,7 @@ class Ownership(m.Machine):
         return complete and states <= {QueueState.OWNED, QueueState.UNUSABLE}
 
     def empty(self) -> bool:
-        """Return whether no queue is owned or being released."""
+        """Return whether this worker neither owns nor releases a queue."""
         listed = not self._own_node.free or self._own_node.listed
         return self.ended or not (listed or self.unreleased())
 
@@ -182,7 +182,7 @@ class Ownership(m.Machine):
         self._recovery.connected()
 
     def _resolve(self) -> None:
-        """List all owned queues, and read those in doubt, after the barrier."""
+        """List all owned queues, and read the queues in doubt, after the barrier."""
         for slot in self.slots.values():
             certain = slot.claim is not None and slot.queue not in self._recovery.doubtful
             if certain and slot.queue not in self._own_node.listed:
@@ -194,7 +194,7 @@ class Ownership(m.Machine):
         self._own_node.up = False
 
     def expire(self) -> None:
-        """End all claims for good: the session is gone."""
+        """End all claims permanently, because the session has ended."""
         if not self.ended:
             self.ended = True
             self._own_node.up = False
@@ -202,7 +202,7 @@ class Ownership(m.Machine):
             self._queues.lose_all()
 
     def gone(self) -> None:
-        """Called when the own node does not exist: the session ended, or was evicted."""
+        """Handle a missing own node, after the end of the session or an eviction."""
         if not self.ended:
             self._lease.end()
             self._on_gone()
@@ -276,7 +276,7 @@ class Ownership(m.Machine):
     def _fitting(
         self, slots: list[OwnedQueue], node_of: Callable[[OwnedQueue], QueueNode]
     ) -> list[OwnedQueue]:
-        """Return the first slots whose nodes fit into a transaction beside the own node."""
+        """Return the first slots whose nodes fit into a transaction with the own node."""
         room = MAX_TRANSACTION_BYTES - MAX_VALUE_BYTES
         for count, slot in enumerate(slots):
             room -= len(self._layout.queue(slot.queue)) + len(node_of(slot).encode()) + OP_BYTES
@@ -363,7 +363,7 @@ class Ownership(m.Machine):
     # --- recovery ---------------------------------------------------------------------
 
     def _reread_requested(self, queues: Iterable[str]) -> None:
-        """Read again the queues that an operator's seek listed in the own node."""
+        """Read the queues again that an operator's seek listed in the own node."""
         for queue in queues:
             slot = self.slots.get(queue)
             if slot is not None and slot.claim is not None:

@@ -1,42 +1,43 @@
-"""Plan which worker should handle which queue: balanced within one, with the fewest moves.
+"""Assign queues to workers, with loads that differ by at most one, and with the fewest moves.
 
-With Q queues and W workers every worker gets floor(Q/W) or ceil(Q/W) queues, and exactly
-Q mod W workers get the larger share. Giving the larger shares to those who hold most already
-minimises the moves: a worker that holds h queues and may keep s of them gives up
-max(0, h - s), and moving a larger share from a worker that holds at most floor(Q/W) to one
-that holds more never increases the sum. This is the argument behind Kafka's sticky assignor
-(KIP-54), here for queues that any worker may handle; `plan_filtered` is for the others.
+With Q queues and W workers, every worker gets floor(Q/W) or ceil(Q/W) queues, and exactly
+Q mod W workers get the larger share. The moves are fewest if the workers that hold most queues get
+the larger shares. The reason: a worker that holds h queues and may keep s of them gives up
+max(0, h - s). Moving a larger share from a worker that holds at most floor(Q/W) to a worker that
+holds more never increases the sum. Kafka's sticky assignor (KIP-54) relies on the same argument.
+`plan` is for queues that any worker may handle, `plan_filtered` for all other queues.
 
-Cost: O(Q + W log W) time, O(Q) space; nothing is sorted but the workers.
+Cost: O(Q + W log W) time and O(Q) space, because `plan` sorts only the workers.
 
-`plan_filtered` plans if workers take only some of the queues. Workers with equal filters are a
-group; all filters that take every queue are equal. Queues that match the same groups are a class. A
-worker that an operator moved queues to is a group by itself, and those queues are a class that only
-this group takes. So they stay, and count as its load. First each class is distributed among
-the groups, then the share of each group among its workers (`plan`).
+`plan_filtered` is for workers that take only some of the queues. Workers with equal filters form a
+group; all filters that take every queue are equal. Queues that match the same groups form a class.
+A worker to which an operator moved queues forms its own group. The moved queues form a class that
+only this group takes, so they stay, and count as its load. `plan_filtered` first distributes each
+class among the groups, and then the share of each group among its workers (`plan`).
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
-matchings for bipartite graphs and load balancing, 2006). As long as a queue can be passed on, from
-group to group, from a worker to one that has at least two less, it is. By their theorem this
-minimizes the sum of the squared loads, and also the largest load and every other convex measure.
-In the flow network of classes and groups it is a flow of least convex cost. The flow begins with
-the present distribution and grows along shortest paths. A queue that leaves its present group
-counts 1, and one that returns counts -1. At the end, paths that change no load and are shorter
-than 0 are followed. So no residual cycle is negative. Among all plans with those loads, none moves
-fewer queues to another group (Ahuja, Magnanti, Orlin: Network flows, 1993, chapters 9 and 14).
+matchings for bipartite graphs and load balancing, 2006). The planner passes queues on, from group
+to group, as long as a worker has at least two more queues than a worker that it can pass a queue
+to. By their theorem this minimizes the sum of the squared loads, the largest load and every other
+convex measure. In the flow network of classes and groups, the plan is a flow of least convex cost.
+The flow begins with the present distribution and grows along shortest paths. A queue that leaves
+its present group counts 1, and a queue that returns counts -1. At the end, the planner follows
+paths that change no load and are shorter than 0. So no residual cycle is negative. Among all plans
+with those loads, none moves fewer queues to another group (Ahuja, Magnanti, Orlin: Network flows,
+1993, chapters 9 and 14).
 
 Properties of a plan:
 
 1. A worker gets only queues that match its filter. Every queue that matches a filter has one
-   worker. Workers with equal filters differ by at most one queue, but for moved queues.
+   worker. Apart from moved queues, workers with equal filters differ by at most one queue.
 2. No plan has a smaller sum of squared loads.
 3. Of those plans, none moves fewer queues to another group.
-4. Inside a group the fewest queues move, given the queues that it has. Of a class that must leave,
-   the queues of the fullest workers leave.
-5. Planning again moves nothing.
+4. Within a group, the fewest possible queues move, given the group's queues. If queues of a class
+   must leave the group, the fullest workers give them up.
+5. A second plan moves no queue.
 
-Cost: matching each queue with each filter, then O(Q log W); a path costs O(C G) for C classes
-and G groups, and is followed by as many queues at once as it can.
+Cost: one match of each queue with each filter, then O(Q log W). A path costs O(C G) for C classes
+and G groups, and as many queues as possible follow it at once.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def plan(
 ) -> dict[str, list[str]]:
     """Return the queues of each worker.
 
-    :param workers: all workers that may handle them; without workers the plan is empty.
-    :param current: the present queues of each worker. Unknown workers and queues in it are
-        ignored; a queue of several workers counts for the first of them by name.
+    :param workers: all workers that may handle queues; without workers the plan is empty.
+    :param current: the present queues of each worker. The plan ignores unknown workers and queues;
+        a queue of several workers counts for the first of them by name.
     :returns: a list of queues for each worker. The order of the input decides which surplus
         queues move, but not how many, nor each worker's load.
     """
@@ -69,7 +70,7 @@ def plan(
         return {}
     floor, larger = divmod(len(homeless), len(names))
     shares = {name: _claim(homeless, current.get(name, ())) for name in names}
-    # Python's sort is stable: among workers with equally many queues the name decides.
+    # Python's sort is stable, so the name decides between workers with equally many queues.
     by_load = sorted(names, key=lambda name: -len(shares[name]))
     quota = {name: floor + (rank < larger) for rank, name in enumerate(by_load)}
     pool = list(homeless)
@@ -101,7 +102,7 @@ def plan_filtered(
     current: Mapping[str, Iterable[str]],
     moves: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the queues of each worker, and those that match no worker's filter.
+    """Return the queues of each worker, and the queues that match no worker's filter.
 
     :param current: the present queues of each worker; see `planner.plan`.
     :param moves: the worker of each queue that an operator moved. A move counts while that worker
@@ -137,14 +138,14 @@ class _Class:
 def _sorted_out(
     queues: Iterable[str], workers: Mapping[str, QueueFilter], moves: Mapping[str, str]
 ) -> tuple[list[list[str]], dict[tuple[int, ...], _Class]]:
-    """Return the workers of each group, and the classes by the groups that take them."""
+    """Return the workers of each group, and each class with the groups that take it."""
     alone = frozenset(moves.values())
     groups: dict[tuple[QueueFilter, str], list[str]] = {}
     for name in sorted(workers):
         key = workers[name].canonical(), name if name in alone else ""
         groups.setdefault(key, []).append(name)
     number_of = {names[0]: number for number, names in enumerate(groups.values())}
-    numbers: dict[QueueFilter, list[int]] = {}  # equal filters are matched once
+    numbers: dict[QueueFilter, list[int]] = {}  # match equal filters only once
     for number, (takes, _) in enumerate(groups):
         numbers.setdefault(takes, []).append(number)
     matchers = [(each.matcher(), found) for each, found in numbers.items()]
@@ -163,7 +164,7 @@ def _sorted_out(
 def _homes(
     classes: list[_Class], groups: list[list[str]], current: Mapping[str, Iterable[str]]
 ) -> Homes:
-    """Move the held queues out of the classes; the remaining ones are homeless."""
+    """Move the held queues out of the classes; the remaining queues are homeless."""
     group_of = {name: group for group, names in enumerate(groups) for name in names}
     number_of = {queue: number for number, each in enumerate(classes) for queue in each.queues}
     takers = [frozenset(each.takers) for each in classes]
@@ -171,7 +172,7 @@ def _homes(
     for name in sorted(group_of):
         rows = homes[name] = [[] for _ in classes]
         for queue in current.get(name, ()):
-            # Pop a found queue: a queue of several workers counts for the first by name.
+            # Remove each found queue: a queue of several workers counts for the first by name.
             number = number_of.pop(queue, None)
             if number is not None and group_of[name] in takers[number]:
                 rows[number].append(queue)
@@ -180,10 +181,10 @@ def _homes(
 
 
 class _Flow:
-    """How many queues of each class each group has.
+    """The number of queues of each class in each group.
 
-    :ivar amounts: by class and group.
-    :ivar homes: how many of them are there already, by class and group.
+    :ivar amounts: the planned numbers, by class and group.
+    :ivar homes: the present numbers, by class and group.
     """
 
     def __init__(self, groups: list[list[str]], classes: list[_Class], homes: Homes) -> None:
@@ -201,7 +202,7 @@ class _Flow:
             self._place_homeless(number)
 
     def _place_homeless(self, number: int) -> None:
-        """Give each to the group with the emptiest worker: it moves once in any case."""
+        """Give each homeless queue to the group with the emptiest worker; it must move anyway."""
         takers = self.classes[number].takers
         heap = [(self._least(group), group) for group in takers]
         heapify(heap)
@@ -216,13 +217,13 @@ class _Flow:
         return -(-(self.totals[group] - less) // self.sizes[group])
 
     def _least(self, group: int, more: int = 0) -> int:
-        """Return the load of its emptiest worker after `more` queues were added."""
+        """Return the load of a group's emptiest worker after `more` queues joined the group."""
         return (self.totals[group] + more) // self.sizes[group]
 
     # --- improving --------------------------------------------------------------------
 
     def level(self) -> None:
-        """Pass queues on until no worker has two more than a worker it can pass them to."""
+        """Pass queues on until no worker has two more than a worker that it can pass them to."""
         while any(self._improve(source, 2, FAR) for source in self._fullest_first()):
             pass
 
@@ -235,7 +236,7 @@ class _Flow:
         return sorted(range(len(self.sizes)), key=lambda group: (-self._most(group), group))
 
     def _improve(self, source: int, gap: int, below: int) -> bool:
-        """Pass on to a group whose worker has at least `gap` less; False if there is none."""
+        """Pass queues on to a group with a worker with at least `gap` less; False without one."""
         costs, came_from = self._paths(source)
         most = self._most(source)
         found = [
@@ -266,7 +267,7 @@ class _Flow:
         return self._most(source, amount - 1) - self._least(target, amount - 1) >= gap
 
     def _room(self, step: tuple[int, int, int]) -> int:
-        """Return how many queues can make a step at the same cost."""
+        """Return the number of queues that can make a step at the same cost."""
         number, source, target = step
         has = self.amounts[number][source]
         home = self.homes[number][source]
@@ -281,7 +282,7 @@ class _Flow:
         return -1 if self.amounts[number][group] < self.homes[number][group] else 0
 
     def _paths(self, source: int) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """Return the cost to each group, and the class and group before it (Bellman-Ford)."""
+        """Return the cost to each group, with the previous class and group (Bellman-Ford)."""
         costs = [FAR] * len(self.sizes)
         costs[source] = 0
         came_from: dict[int, tuple[int, int]] = {}
@@ -297,7 +298,7 @@ class _Flow:
                 ]
                 if not leaving:
                     continue
-                cost, before = min(leaving)  # the class is entered from the cheapest group
+                cost, before = min(leaving)  # enter the class from the cheapest group
                 for group in each.takers:
                     reached = cost + self._entering(number, group)
                     if group != before and reached < costs[group]:
@@ -340,7 +341,7 @@ def _handed_out(flow: _Flow, groups: list[list[str]], homes: Homes) -> dict[str,
 
 
 def _given_up(names: list[str], homes: Homes, number: int, surplus: int) -> list[str]:
-    """Take queues of a class from the fullest workers of a group that have any."""
+    """Take queues of a class from the fullest workers of a group that hold such queues."""
     heap = [(-sum(map(len, homes[name])), name) for name in names if homes[name][number]]
     heapify(heap)
     gone: list[str] = []

@@ -1,16 +1,16 @@
-"""The elected rebalancer: observe, plan, publish, and keep the queue nodes. Without I/O.
+"""The elected rebalancer, which observes, plans, publishes, and keeps the queue nodes. No I/O.
 
-It provides balance and liveness, never safety: a published plan is only a wish, and workers take
-queues by compare-and-swap only. Every transaction checks the leader's fence.
+The rebalancer provides balance and liveness, but not safety. A published plan is only a wish, and
+workers take queues only by compare-and-swap. Every transaction checks the leader's fence.
 
-It plans at once after a worker is gone and after new queues appear, and a moment after a worker
-joined: a fleet that starts up must not be rebalanced once for each worker. It plans from scratch
-after becoming leader, after every reconnection and once a minute, in case it missed an event.
+The rebalancer plans at once after a worker is gone and after new queues appear. After a worker has
+joined, it waits a moment, to avoid a plan for each worker while a fleet starts up. It plans from
+scratch after its election, after every reconnection and once a minute, in case it missed an event.
 
-The leader creates missing queue nodes, and workers notice their deletion. The versions of a node
-that is created again start at 0, so a late claim could find the version that it read of the former
-node. Therefore each deletion also writes the folder `queues`, and each claim checks that the folder
-still has the version that it had before the queue nodes were read.
+The leader creates missing queue nodes, and workers notice the deletion of queue nodes. The versions
+of a recreated node start at 0, so a late claim could find the same version as in the former node.
+Therefore each deletion also writes the folder `queues`. Each claim checks that the folder still has
+the version from before the read of the queue nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 CREATE_BATCH = 250
 INFINITY = float("inf")
 Read: TypeAlias = m.Get | m.Stat | m.Children
-# Quiet time to wait for after a worker joined.
+# Quiet time that the leader waits for after a worker joined.
 SETTLE_SECONDS = 0.15
 # Longest wait for quiet, counted from the first join.
 MAX_SETTLE_SECONDS = 1.0
@@ -42,10 +42,10 @@ RECONCILE_SECONDS = 60.0
 
 
 class QueueNodes:
-    """The queue nodes as last listed, and those that are being created."""
+    """The queue nodes in the last listing, and the nodes in creation."""
 
     def __init__(self, layout: Layout, commit: FencedCommit) -> None:
-        # The names of all queue nodes and of those marked as deleted, None while they are unknown.
+        # The names of all queue nodes, and of the nodes marked as deleted; None while unknown.
         self.listed: tuple[str, ...] | None = None
         self.deleted: frozenset[str] | None = None
         self._layout = layout
@@ -54,7 +54,7 @@ class QueueNodes:
         self._creating: dict[str, int] = {}
 
     def relist(self) -> None:
-        """Forget the listing; queues that are being created are created again if missing."""
+        """Forget the listing; after the next one, create queues again whose creation is pending."""
         self._missing |= self._creating
         self._creating = {}
         self.listed = None
@@ -70,10 +70,10 @@ class QueueNodes:
         self.create_missing()
 
     def planned(self, assigned: Callable[[], Container[str]]) -> Sequence[str]:
-        """Return the queues to distribute; `assigned` returns those that are already assigned."""
+        """Return the queues to distribute; `assigned` returns the queues already assigned."""
         listed = self.listed or ()
         deleted = self.deleted
-        # Plan no new queue while it is unknown which are deleted.
+        # Plan no new queue while the names of deleted queues are unknown.
         if deleted is None:
             known = assigned()
             return [queue for queue in listed if queue in known]
@@ -104,7 +104,7 @@ class QueueNodes:
         self._created(lasts)
         names = list(lasts)
         if not isinstance(answer, m.Rejected) or answer.fault is m.CommitError.NO_NODE:
-            return  # created; or discovery asks again once the folder `queues` is recreated
+            return  # created; or discovery asks again after the folder `queues` is recreated
         if answer.fault is not m.CommitError.NODE_EXISTS:
             log.error(
                 "rebalancer: queue %r gets no node, and its messages wait: %s; correct the rights"
@@ -124,9 +124,9 @@ class QueueNodes:
 
 
 class Rebalancer(m.Machine):
-    """The work of the leader; idle on all other workers.
+    """The work of the leader; on all other workers it is idle.
 
-    :ivar lost: the workers that went without releasing their queues.
+    :ivar lost: the workers that left without releasing their queues.
     :param wait_for_deleted: plan only queues that are already assigned, until `exclude_deleted`.
     """
 
@@ -166,7 +166,7 @@ class Rebalancer(m.Machine):
     # --- leadership -------------------------------------------------------------------
 
     def leadership_acquired(self, fence: int, former: str, process: str) -> None:
-        """Begin; `former` was leader before, in `process`."""
+        """Begin a term after that of the leader `former`, which ran in `process`."""
         self._fence = fence
         self.lost.record({former: WorkerNode(process=process)})
         self._queue_nodes.deleted = None if self._wait_for_deleted else frozenset()
@@ -209,7 +209,7 @@ class Rebalancer(m.Machine):
         if now >= self._relist_at:
             self._relist_at = INFINITY
             self._list_queues()
-        if not self._unread:  # a worker that is not read yet would count as one that claims
+        if not self._unread:  # an unread worker would count as a worker that claims its queues
             for name, queue in self._roll.judge(self._assignments.share).items():
                 self._judge(name, queue)
         if now >= self._plan_at:
@@ -230,7 +230,7 @@ class Rebalancer(m.Machine):
             self._assignments.check(path.rpartition("/")[2])
 
     def _judge(self, name: str, queue: str) -> None:
-        """Set a worker aside that claims nothing, unless its queue is deleted: no work to take."""
+        """Set a worker aside that claims nothing, unless its queue is deleted, without work."""
 
         def answered(answer: m.Response) -> None:
             if isinstance(answer, m.NodeRead) and QueueNode.parse(answer.data).deleted:
@@ -260,7 +260,7 @@ class Rebalancer(m.Machine):
         self.ask(request, answered)
 
     def _expect(self, request: Read, then: m.Callback) -> None:
-        """Send a request as `_observe` does; no plan is made before its answer."""
+        """Send a request as `_observe` does, and make no plan before the answer."""
 
         def answered(answer: m.Response) -> None:
             self._unread -= 1
@@ -306,7 +306,7 @@ class Rebalancer(m.Machine):
         before, after = self._roll.read(name, answer)
         if before is None or after is None:
             return
-        # A new worker is planned for once the fleet has settled.
+        # Plan for a new worker once the fleet has settled.
         filter_changed = not is_new and after.filter != before.filter
         if after.draining != before.draining or filter_changed:
             self._plan_soon(0.0)
@@ -341,7 +341,7 @@ class Rebalancer(m.Machine):
             self._plan_soon(0.0)
 
     def _recreate(self, path: str) -> None:
-        """Create a deleted folder again: without it no queue can be assigned."""
+        """Create a deleted folder again, because no queue can be assigned without it."""
         log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
         self._fenced((m.CreateOp(path, b""),), lambda answer: None)
 
@@ -351,13 +351,13 @@ class Rebalancer(m.Machine):
         self._plan_at = min(self._plan_at, self._clock() + delay_seconds)
 
     def _settle(self) -> None:
-        """Wait for quiet after a join, but not forever."""
+        """Wait for quiet after a join, for a limited time."""
         now = self._clock()
         self._joined_at = min(self._joined_at, now)
         self._plan_at = min(now + SETTLE_SECONDS, self._joined_at + MAX_SETTLE_SECONDS)
 
     def _publish(self) -> None:
-        """Plan, and write the assignments that change, fenced."""
+        """Plan, and write the changed assignments under the fence."""
         if not self._roll.listed or self._queue_nodes.listed is None:
             return
         workers = self._roll.workers
@@ -390,7 +390,7 @@ class Rebalancer(m.Machine):
     # --- publishing -------------------------------------------------------------------
 
     def _fenced(self, ops: tuple[m.Op, ...], then: m.Callback) -> None:
-        """Commit under the fence; resign if the fence changed or no answer came."""
+        """Commit under the fence; resign after a change of the fence or a lost answer."""
         term = self._term
 
         def answered(answer: m.Response) -> None:
@@ -409,7 +409,7 @@ class Rebalancer(m.Machine):
 
     @property
     def workers(self) -> frozenset[str]:
-        """The workers that it knows; none unless it leads."""
+        """The workers that the leader knows; none on other workers."""
         return frozenset(self._roll.workers if self.leading else ())
 
     @property
@@ -417,13 +417,13 @@ class Rebalancer(m.Machine):
         return self._queue_nodes.listed if self.leading else None
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
-        """Assign exactly these queues to no worker; ignored unless leading."""
+        """Exclude exactly these queues from assignment; do nothing unless leading."""
         if self.leading and names != self._queue_nodes.deleted:
             self._queue_nodes.deleted = names
             self._plan_soon(0.0)
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
-        """Create the nodes of new queues, which start after `last`; ignored unless leading."""
+        """Create the nodes of new queues, which start after `last`; do nothing unless leading."""
         if self.leading:
             self._queue_nodes.want(names, last)
             if self._up:

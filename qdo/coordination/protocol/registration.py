@@ -1,9 +1,9 @@
-"""Registration: one ephemeral sequential node for the session, even if answers are lost.
+"""Register with exactly one ephemeral sequential node per session, even if answers are lost.
 
-If the reply to the creation is lost, the node may exist or not. Then the machine commits a barrier
-transaction: after it no late request can follow and no lagging server can mislead. It lists the
-nodes and adopts the one whose `ephemeralOwner` is its own session. Without such a node it creates
-one again. Used for workers, candidates and components alike.
+If the reply to the creation is lost, the node may or may not exist. The machine then commits a
+barrier transaction. After the barrier, no late request can take effect and no lagging server can
+mislead. The machine lists the nodes and adopts the node whose `ephemeralOwner` is its own session.
+Without such a node, it creates a node again. Workers, candidates and components use this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode
 
-# At most this many queues are described: many clients read component nodes.
+# Most queues in a description, because many clients read component nodes.
 MOST_FAULTS = 100
 
 
@@ -32,7 +32,7 @@ class Registration(m.Machine):
     ) -> None:
         super().__init__()
         self.path: str | None = None
-        # Why the coordinator refused to create it, "" if it did not.
+        # Why the coordinator refused to create the node, "" if it did not refuse.
         self.refusal = ""
         self._folder = folder
         self._stem = stem
@@ -44,7 +44,7 @@ class Registration(m.Machine):
         self._unread = 0
 
     def connected(self) -> None:
-        """Create the node, or after a lost reply find out whether it exists."""
+        """Create the node; after a lost reply, find out whether the node exists."""
         if self.path is None:
             if self._sent:
                 self.ask(m.Commit((m.CheckOp(self._folder),)), self._barrier_done)
@@ -95,7 +95,7 @@ class Registration(m.Machine):
 
 
 class Component(Registration):
-    """A process's description of itself; `faults` returns the queues it cannot process, and why."""
+    """A process's description of itself; `faults` returns its unusable queues with the reasons."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Component(Registration):
         self.faults: Callable[[], dict[str, str]] = dict
 
     def connected(self) -> None:
-        """Register, or write the node again: while this process hung, its parent wrote to it."""
+        """Register, or rewrite the node: its parent may have written it while this process hung."""
         super().connected()
         self._written = b""
 
     def refresh(self, value: dict[str, Any]) -> None:
-        """Write the description of the process, changed or not: the write is a sign of life."""
+        """Write the description of the process, even if unchanged, as a sign of life."""
         known = {**value.get("faults", {}), **self.faults()}
         faults = list(known.items())[:MOST_FAULTS]
         self._data = encode({**value, "faults": dict(faults)} if faults else value)
@@ -124,7 +124,8 @@ class Component(Registration):
     def flush(self) -> None:
         if self.path is not None and self._due:
             self._due = False
-            # No version is checked: only this process writes it; the next write repairs a lost one.
+            # Check no version: only this process writes the node, and each write repairs a lost
+            # one.
             self.ask(m.Commit((m.SetOp(self.path, self._data, m.ANY_VERSION),)), _ignore)
 
 

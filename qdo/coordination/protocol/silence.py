@@ -1,8 +1,8 @@
-"""Detect a coordinator that accepts requests and does not answer.
+"""Detect a coordinator that accepts requests but does not answer.
 
-A server that is stopped, or whose host has lost power, closes no connection. kazoo looks for a
-missing answer to its ping only while nothing is sent, but a worker renews its lease all the time.
-So the driver asks this detector when to give the connection up. Another server answers within the
+A stopped server, or a host without power, closes no connection. kazoo notices a missing answer to
+its ping only while the client sends nothing else, but a worker renews its lease all the time. So
+the driver asks this detector when to give up the connection. Another server answers within the
 lease, and no message has to wait.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 # Share of the session timeout after which an unanswered request means a silent server.
 SILENCE = 1 / 3
-# Share of the session timeout for which the driver runs before it believes in the silence. After a
-# job has blocked the process, the answers are there but not yet read.
+# Share of the session timeout for which the driver must run before it trusts the silence. After a
+# job has blocked the process, answers have arrived that the driver has not yet read.
 GRACE = 0.02
 
 
 class SilenceDetector:
-    """Says when a connection has been silent for too long. Times are in seconds."""
+    """Decides when a connection has been silent for too long. Times are in seconds."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
@@ -24,7 +24,7 @@ class SilenceDetector:
         self._suspected_at: float | None = None
 
     def sent(self, now: float) -> None:
-        """Record a request; an earlier one that is unanswered counts from its own time."""
+        """Record a request; an earlier unanswered request still counts from its own time."""
         if self._waiting_since is None:
             self._waiting_since = now
 
@@ -33,11 +33,11 @@ class SilenceDetector:
         self._suspected_at = None
 
     def reset(self) -> None:
-        """Forget all requests, because their connection is gone."""
+        """Forget all requests after the loss of their connection."""
         self._waiting_since = self._suspected_at = None
 
     def due(self) -> float:
-        """Return when to call `is_silent` next, infinity for never."""
+        """Return the time of the next call of `is_silent`; infinity for never."""
         if self._suspected_at is not None:
             return self._suspected_at + GRACE * self.timeout_seconds
         if self._waiting_since is not None:

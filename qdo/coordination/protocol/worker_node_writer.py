@@ -1,7 +1,7 @@
-"""The worker's own node: the queues it lists, its version, and whether it may be written now.
+"""Write the worker's own node, and keep its queues and its version.
 
-Every claim and release rewrites it, so claims and releases are serial: one such write is
-outstanding at a time, and none is sent before the version is known for certain.
+Every claim and release rewrites this node, so claims and releases are serial. The worker has at
+most one such write outstanding, and sends none before it knows the version for certain.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LOST = (m.CommitError.NO_NODE, m.CommitError.OTHER)
 class WorkerNodeWriter:
     """Writes a worker's own node, and remembers its content.
 
-    :ivar listed: the queues in it, as last written or read back after a barrier.
+    :ivar listed: the queues in the node, from the last write, or from the read after a barrier.
     :ivar up: whether the session is connected.
-    :ivar draining: recorded by every write, as are `filter`, `about` and `holds`.
+    :ivar draining: written with each write, as are `filter`, `about` and `holds`.
     :ivar filter: the queues that may be assigned to the worker.
     :ivar holds: mzxid of the pauses that the worker obeys.
-    :ivar about: its process, zone and address, see `WorkerNode`.
-    :ivar rewrite: whether to write it even if no queue is claimed or released.
+    :ivar about: process, zone and address of the worker; see `WorkerNode`.
+    :ivar rewrite: whether to write the node even without a claim or release.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class WorkerNodeWriter:
         self._on_reread = on_reread
         self._version = 0
         self._written_at = 0
-        # A write was not answered: the next connection begins with a barrier.
+        # Whether a write got no answer; the next connection then begins with a barrier.
         self.in_doubt = False
-        # No write may start: one is in flight, or the version is being read.
+        # Whether no write may start, because a write or a read of the version is in flight.
         self._closed = False
         self._in_flight = False
 
@@ -62,7 +62,7 @@ class WorkerNodeWriter:
 
     @property
     def accepting(self) -> bool:
-        """Whether queues may be taken: the session is connected, and the worker stays."""
+        """Whether the worker may take queues, because it is connected and not draining."""
         return self.up and not self.draining
 
     def connected(self) -> None:
@@ -90,7 +90,7 @@ class WorkerNodeWriter:
     def commit(
         self, ops: list[m.SetOp], value: bytes, then: m.Callback, checks: tuple[m.CheckOp, ...] = ()
     ) -> None:
-        """Write the own node after queue nodes; `then` must first call `answered`."""
+        """Write the own node after the queue nodes; `then` must first call `answered`."""
         self._closed = self._in_flight = True
         self._written_at = len(ops)
         own = m.SetOp(self.path, value, self._version)
@@ -107,9 +107,9 @@ class WorkerNodeWriter:
         return True
 
     def rejected(self, answer: m.Rejected) -> None:
-        """Called when the own node was not as remembered: gone, or written by an operator."""
-        # A node that cannot be read or written is as good as gone: the next registration has
-        # another.
+        """Handle a changed own node: it is gone, or an operator wrote it."""
+        # Treat a node that the worker cannot read or write as gone, because the next registration
+        # gets another node.
         if answer.fault in _LOST:
             self.gone()
         else:
@@ -119,7 +119,7 @@ class WorkerNodeWriter:
     # --- reading ----------------------------------------------------------------------
 
     def read(self) -> None:
-        """Read and watch it, for its version and for an operator's requests in it."""
+        """Read and watch the node, for its version and for operators' requests."""
         self._machine.ask(m.Get(self.path, watch=True), self._read)
 
     def _read(self, answer: m.Response) -> None:
@@ -134,14 +134,14 @@ class WorkerNodeWriter:
                 rest = replace(node, queues=(), reread=())
                 own = WorkerNode.parse(self._own(rest).encode())
                 if set(node.queues) != self.listed.keys() or rest != own:
-                    self.rewrite = True  # another program wrote it
+                    self.rewrite = True  # another program wrote the node
 
     # --- the barrier ------------------------------------------------------------------
 
     def barrier(self, then: Callable[[], None]) -> None:
-        """Write the node unchanged: requests sent before can no longer take effect."""
-        # After the acknowledgement a late request finds another version and fails. No lagging
-        # server can answer with a state from before it.
+        """Write the node unchanged, after which no earlier request can take effect."""
+        # After the acknowledgement, a late request finds another version and fails. No lagging
+        # server can then answer with a state from before the barrier.
         self._closed = self._in_flight = self.in_doubt = True
         self._machine.ask(
             m.Get(self.path, watch=True), lambda answer: self._barrier_read(then, answer)
@@ -152,7 +152,7 @@ class WorkerNodeWriter:
             self.gone()
         elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
-            # Keep the list of a seek: its queues are read again when this write is acknowledged.
+            # Keep the list of a seek: the worker reads its queues again after this write.
             value = self._own(node).encode()
             self._machine.ask(
                 m.Commit((m.SetOp(self.path, value, answer.version),)),

@@ -1,12 +1,12 @@
-"""The registered workers, which of them get queues, and which were lost.
+"""The registered workers, the workers that get queues, and the lost workers.
 
 Every client of the coordinator can create a node below `workers`. Only nodes that end with a
-session are workers, and only workers that claim their assigned queues keep getting queues.
-Otherwise no worker would process the queues of a foreign node.
+session are workers, and only workers that claim their assigned queues continue to get queues.
+Otherwise no worker would process the queues that are assigned to a foreign node.
 
-Lost workers are those that went without releasing their queues. Nodes of workers and processes end
-with their session, so afterwards only the leader can name a worker that was killed, frozen or cut
-off. What it remembers ends with its leadership.
+Lost workers are workers that left without releasing their queues. Nodes of workers and processes
+end with their session. So only the leader can still name a worker that was killed, frozen or cut
+off. The leader forgets lost workers at the end of its leadership.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
 JUDGE_SECONDS = 2.0
-# A worker that claims none of its queues for so long gets none for `ASIDE_SECONDS`.
+# A worker that claims none of its queues for this time gets no queues for `ASIDE_SECONDS`.
 IDLE_SECONDS = 10.0
 ASIDE_SECONDS = 300.0
 NAMES_SHOWN = 20
-# The last of them: their names are in a node that many clients read.
+# Number of lost workers that the leader remembers; many clients read the node with their names.
 REMEMBERED = 20
 
 
@@ -46,7 +46,7 @@ class WorkerRoll:
         self._idle_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
         self._unmatched: list[str] = []
-        # When `judge` next looks for workers that claim nothing.
+        # Time at which `judge` next looks for workers that claim nothing.
         self.judge_at = 0.0
 
     def clear(self) -> None:
@@ -63,8 +63,8 @@ class WorkerRoll:
         self._unmatched = []
 
     def record(self, names: Iterable[str]) -> tuple[list[str], dict[str, WorkerNode]]:
-        """Record a listing; return the nodes to read, and those of workers that are gone."""
-        # Nodes of other tools take no queues, and must be assigned none.
+        """Record a listing; return the nodes to read, and the nodes of workers that are gone."""
+        # Nodes of other tools take no queues, so the leader must assign them none.
         listed = frozenset(filter(is_worker_name, names))
         new = sorted(listed - self._names)
         gone = self._names - listed
@@ -77,7 +77,7 @@ class WorkerRoll:
         return new, left
 
     def read(self, name: str, answer: Response) -> tuple[WorkerNode | None, WorkerNode | None]:
-        """Record the node of a worker; return it as it was and as it is, None if unknown."""
+        """Record the node of a worker; return its old and new value, each None if unknown."""
         before = self.workers.get(name)
         if isinstance(answer, NodeRead) and before is not None:
             if not answer.ephemeral_owner:
@@ -93,7 +93,7 @@ class WorkerRoll:
 
     def report_unlisted(self, path: str, reason: str) -> None:
         """Log that a folder cannot be listed, once for each reason."""
-        # Nothing is planned while the answer is missing. Another leader could not list it either.
+        # The leader plans nothing without this answer. Another leader could not list it either.
         if self._unable.get(path) != reason:
             self._unable[path] = reason
             log.error(
@@ -104,7 +104,7 @@ class WorkerRoll:
             )
 
     def report_unmatched(self, unmatched: list[str]) -> None:
-        """Log the queues that no worker takes, whenever they change."""
+        """Log the queues that no worker takes, after each change of this list."""
         if unmatched == self._unmatched:
             return
         if unmatched:
@@ -124,7 +124,7 @@ class WorkerRoll:
             log.warning("rebalancer: %s gets no queues: %s", name, reason)
 
     def able(self, writable: Callable[[str], bool]) -> dict[str, QueueFilter]:
-        """Return the filters of the workers that may get queues, with `writable` assignments."""
+        """Return the filters of workers that may get queues and have `writable` assignments."""
         able = {
             name: node.filter
             for name, node in self.workers.items()
@@ -137,7 +137,7 @@ class WorkerRoll:
         return claiming or able
 
     def judge(self, share_of: Callable[[str], Collection[str]]) -> dict[str, str]:
-        """Return workers that have long claimed none of their queues, each with one of them."""
+        """Return workers that have long claimed none of their queues, each with one such queue."""
         now = self._clock()
         if now < self.judge_at:
             return {}
@@ -146,7 +146,7 @@ class WorkerRoll:
         suspects = [name for name in suspects if share_of(name)]
         free = dict[str, str]()
         if suspects:
-            # A worker whose queues are all still owned by others is not to blame.
+            # Do not blame a worker while other workers still own all of its queues.
             owned = {queue for node in self.workers.values() for queue in node.queues}
             shares = {name: set(share_of(name)) - owned for name in suspects}
             free = {name: min(share) for name, share in shares.items() if share}
@@ -158,7 +158,7 @@ class WorkerRoll:
         }
 
     def set_aside(self, name: str, queues: int) -> None:
-        """Let a worker that claims nothing get no queues for a while."""
+        """Assign no queues for a while to a worker that claims nothing."""
         now = self._clock()
         self._aside_until[name] = now + ASIDE_SECONDS
         log.warning(
@@ -172,7 +172,7 @@ class WorkerRoll:
 
 
 class LostWorkers:
-    """Finds out which workers left without releasing their queues: `found`, the oldest first."""
+    """Finds workers that left without releasing their queues; `found` has the oldest first."""
 
     def __init__(self, layout: Layout, clock: Callable[[], float], observe: Observe) -> None:
         self.found: deque[LostWorker] = deque(maxlen=REMEMBERED)
@@ -190,9 +190,9 @@ class LostWorkers:
         self._left.update(left)
 
     def examine(self, shares: Mapping[str, Collection[str]]) -> None:
-        """Find out about workers that are gone and still have shares, before others get these."""
-        # A queue that was assigned to no other worker and still has such a worker as owner was not
-        # released. One of them is read: all others need no request.
+        """Examine workers that are gone but still have shares, before others get the shares."""
+        # Such a worker did not release a queue that still names it as owner and is assigned to no
+        # other worker. Read only one such queue for each worker, to save requests.
         for name, share in shares.items():
             node = self._left.get(name, WorkerNode())
             owned = set(node.queues).intersection(share) or share

@@ -1,8 +1,8 @@
 """kazoo's connection to a database instead of a ZooKeeper server.
 
-`StoreConnection` takes operations from the client's queue, passes them to a `StoreSession`,
-and hands out answers and watch events. kazoo's own connection does the same after reading them from
-its socket. States, and their causes:
+`StoreConnection` takes operations from the client's queue, passes them to a `StoreSession`, and
+hands out answers and watch events. kazoo's own connection reads answers and events from its socket
+instead. The states and their causes:
 
 ==============  ==============================================================================
 to              cause
@@ -63,10 +63,10 @@ _COMMANDS = {
     b"isro": "rw",
     b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
 }
-# Operations that need a transaction of their own: Sync returns the newest zxid whose events have
-# all been reported.
+# Operations that need a separate transaction. Sync returns the newest zxid up to which all events
+# have been reported.
 _ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
-# An operation, and the object that takes the answer (None without a waiting caller).
+# An operation, and the object that takes the answer; None without a waiting caller.
 Pair = tuple[Any, Any]
 
 
@@ -76,7 +76,7 @@ def _inline(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
 
 
 def _in_thread_pool(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
-    """Run a call in a native thread, while gevent's loop keeps running."""
+    """Run a call in a native thread, while gevent's loop continues."""
     import gevent
 
     result = gevent.get_hub().threadpool.spawn(_caught, call)
@@ -90,7 +90,7 @@ def _in_thread_pool(call: Callable[[], Any], meanwhile: Callable[[], None]) -> A
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    # Return the error as a value: gevent would print its traceback.
+    # Return the error as a value, because gevent would print the traceback of a raised error.
     try:
         return call(), None
     except Exception as error:  # noqa: BLE001 - raised again in the other thread
@@ -104,7 +104,7 @@ def _nothing() -> None:
 def opener(
     path: str | None, address: SchemaAddress | None, timeout_seconds: float, *, for_people: bool
 ) -> tuple[str, OpenStore]:
-    """Return the name of a database in logs, and the way to open it: a file or a schema."""
+    """Return a database's name for logs, and the function that opens its file or schema."""
     if address is None:
         return str(path), partial(SqliteStore, str(path))
     try:
@@ -145,7 +145,7 @@ class StoreConnection(ConnectionHandler):
         self._offload = _in_thread_pool if gevent_like else _inline
 
     def prepare(self) -> None:
-        """Open the database for the first attempt to connect; an unreachable server is no error."""
+        """Open the database for the first attempt to connect; ignore an unreachable server."""
         try:
             self._prepared = self._offload(self._open, _nothing)
         except PostgresqlError as error:
@@ -170,7 +170,7 @@ class StoreConnection(ConnectionHandler):
 
     @property
     def waits_until(self) -> float:
-        """Until when the server lets no session begin, after a failover; on `clock`."""
+        """The time on `clock` until which, after a failover, the server lets no session begin."""
         link = self._link
         if link is not None:
             self._waits_until = max(self._waits_until, link.waits_until)
@@ -182,7 +182,7 @@ class StoreConnection(ConnectionHandler):
         raise ForceRetryError("Reconnecting")
 
     def _attempt(self, retry: Any) -> Any:
-        """Connect, and serve until the connection ends; STOP_CONNECTING means no retry."""
+        """Connect, and serve until the connection ends; return STOP_CONNECTING for no retry."""
         client = self.client
         if client._state != KeeperState.CONNECTING:
             client._session_callback(KeeperState.CONNECTING)
@@ -266,8 +266,8 @@ class StoreConnection(ConnectionHandler):
 
     def _step(self, link: StoreSession) -> bool:
         """Serve the next operations or events; return whether the client closed its session."""
-        # A separate function, so that no local variable of an idle connection keeps an answered
-        # operation, its watcher, and the objects of the watcher alive.
+        # Keep this function separate. Otherwise local variables of an idle connection would keep
+        # answered operations, their watchers, and the watchers' objects alive.
         woken = self._wait(link)
         batch = self._take()
         if batch:
@@ -327,7 +327,7 @@ class StoreConnection(ConnectionHandler):
             self._answer_auth(operation, answer)
             return False
         if operation.type == AddWatch.type:
-            # From now on `_watching` has the session report changes since `link.seen`.
+            # From now on, the session reports changes since `link.seen`, because of `_watching`.
             self.client._pending.popleft()
             answer.set(True)
             return False
@@ -390,7 +390,7 @@ class StoreConnection(ConnectionHandler):
             self._fire(kind, path)
 
     def _fire(self, kind: int, path: str) -> None:
-        """Call the watches that an event triggers, and remove them."""
+        """Call the watches that an event triggers, and remove these watches."""
         client = self.client
         if kind != CHILD_EVENT:
             client.tree_watchers.fire(kind, path, client)
@@ -407,7 +407,7 @@ class StoreConnection(ConnectionHandler):
 
 
 def _fault_of(operation: Any, size: int, drop_reason: str) -> Exception | None:
-    """Return the effect of an operation on the connection itself, if it has one."""
+    """Return the error that an operation causes for the connection itself, or None."""
     if operation is _SESSION_EXPIRED:
         return SessionExpiredError("Session expired: Testing")
     if operation is _CONNECTION_DROP:
@@ -418,7 +418,7 @@ def _fault_of(operation: Any, size: int, drop_reason: str) -> Exception | None:
 
 
 def _size_of(operation: Any) -> int:
-    """Return how many bytes an operation would take on the network, within a few percent."""
+    """Return the network size of an operation in bytes, within a few percent."""
     if type(operation) is Transaction:
         return sum(map(_size_of, operation.operations))
     data = getattr(operation, "data", None) or b""

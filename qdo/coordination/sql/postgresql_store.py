@@ -1,24 +1,26 @@
 """The tables of a coordinator in PostgreSQL: znodes, sessions, and recent changes.
 
-- A transaction that writes locks the only row of `tree`. It takes the zxid after that of the newest
-  change, so zxids are the order of the commits. Locking creates no version of the row. Heartbeats
-  do: beside a transaction that has been open for 80,000 of them, a write takes 2 ms longer.
+- A write transaction locks the only row of `tree`. It takes the zxid after the newest change, so
+  zxids have the order of the commits. A lock creates no row version, but a heartbeat does. If
+  another transaction has been open for 80,000 heartbeats, a write takes 2 ms longer.
 - A client that is stopped within a write would hold the lock. The server ends its transaction after
-  `IDLE_SECONDS`, but only between two messages of the protocol. So statements that lock are one
-  message, and a write is two messages: one locks and reads, the other writes and commits. A client
-  that stops while it receives a large answer is cut off after the same time (`tcp_user_timeout`).
-- Each write notifies. The notification says nothing, because every role may send one. Clients read
-  the log of changes, and also do so without a notification.
-- A heartbeat is a counter. Others measure how long it stays the same by their own clocks, so the
-  server's clock may be set. A heartbeat need not be durable: after a crash of the server it has
-  another value than others saw last.
-- What people look at leaves out sessions that are silent by the server's clock.
+  `IDLE_SECONDS`, but only between two messages of the protocol. So a client sends all locking
+  statements in one message. A write takes two messages: the first locks and reads, the second
+  writes and commits. If a client stops while it receives a large answer, the server cuts it off
+  after the same time (`tcp_user_timeout`).
+- Each write sends a notification. Notifications have no content, because every role may send them.
+  Clients read the log of changes, even without a notification.
+- A heartbeat is a counter. Other processes use their own clocks to measure how long it stays the
+  same, so an operator may set the server's clock. A heartbeat need not be durable: after a crash of
+  the server, its value differs from the last value that others saw.
+- Reads for people leave out sessions that are silent by the server's clock.
 - `age` names the server, its timeline and the table `tree`. It changes when a standby takes over or
-  a dump is restored. Commits may then be missing. So no session begins until those of all workers
-  are over, and zxids continue at a higher multiple of `EPOCH`: no lease of a lost claim still runs,
-  and no fence is given twice. The earlier server acknowledges nothing any more when the first
-  process writes to the next one, and from then on the processes count the silence of the earlier
-  sessions, in the table. A session without a worker keeps its nodes for its own timeout.
+  an operator restores a dump. Commits may then be missing. So no session begins until the earlier
+  sessions of all workers are over. Then no lease of a lost claim still runs. Zxids continue at a
+  higher multiple of `EPOCH`, so no fence occurs twice. When the first process writes to the next
+  server, the earlier server no longer acknowledges anything. From then on, the processes count the
+  silence of the earlier sessions, in the table. A session without a worker keeps its nodes for its
+  own timeout.
 """
 
 from __future__ import annotations
@@ -51,19 +53,19 @@ from qdo.postgresql.session import PostgresqlConnection, connect, translated
 from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 
-# Zxids of one age: at a thousand changes a second, they last for 34 years.
+# Number of zxids in one age. At a thousand changes a second, they last for 34 years.
 EPOCH = 2**40
-# How long the server waits for the next statement of a transaction; less than others wait.
+# How long the server waits for the next statement of a transaction; shorter than clients wait.
 IDLE_SECONDS = 1.0
 # Time between looks for changes without a notification.
 LOOK_SECONDS = 1.0
-# Pause between two looks: each write of a large fleet notifies every process.
+# Pause between two looks, because each write in a large fleet notifies every process.
 REST_SECONDS = 0.005
 KEPT_CHANGES = 10_000
 _TRIM_EVERY = 64
 _COUNT_MILLISECONDS = 400
 _OPEN = TransactionStatus.INTRANS, TransactionStatus.INERROR
-# The age that this process found last.
+# The last age that this process found, by schema.
 _ages: dict[SchemaAddress, str] = {}
 log = logging.getLogger(__name__)
 _SET_UP = """
@@ -89,7 +91,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), concat(system_identifier, ':',
             unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS may)
 FROM pg_control_system()
 """
-# Zxids from here on are not zxids: their successors would not fit.
+# Upper limit of zxids: the successors of larger numbers would not fit.
 _END = 2**62
 _GRANTED = f"""
     least(greatest(%s, {MIN_TIMEOUT_SECONDS * 1000:.0f}), {MAX_TIMEOUT_SECONDS * 1000:.0f})"""
@@ -103,7 +105,7 @@ SELECT coalesce((SELECT zxid FROM {{schema}}.changes WHERE zxid < {_END}
         WHERE zxid > %(since)s AND zxid < {_END} AND %(since)s >= 0),
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 """
-# Heartbeats do not wait for the disk.
+# Makes heartbeats commit without waiting for the disk.
 _AT_ONCE = "SET LOCAL synchronous_commit = off"
 _LOCK = "SELECT server FROM {schema}.tree FOR UPDATE"
 _BEAT = """
@@ -149,8 +151,8 @@ SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owne
 _SESSIONS = f"""
 SELECT id, password, {_TIMEOUT}, generation, 0, age, beats FROM {{schema}}.sessions
 """
-# A session for all workers whose claims may be among the lost commits: new sessions wait for it.
-# Its `beats` are the milliseconds for which it has certainly been silent.
+# A session that stands for all workers whose claims may be among the lost commits. New sessions
+# wait for its end. Its `beats` are the milliseconds for which it has certainly been silent.
 _GUARD = f"""
 INSERT INTO {{schema}}.sessions (id, password, timeout, generation, age)
 SELECT -1, '', {_GRANTED % "coalesce(max(timeout), %s)"}, 1, %s FROM {{schema}}.sessions
@@ -168,11 +170,11 @@ ON CONFLICT (id) DO UPDATE SET
 
 
 class PostgresqlStore:
-    """One connection to the schema.
+    """A connection to the schema.
 
-    :param timeout_seconds: the session timeout; a third of it is the patience with the server.
+    :param timeout_seconds: the session timeout; the client waits a third of it for the server.
     :param for_people: reads leave out the nodes of sessions that are silent by the server's clock.
-        A command is too short to watch them, and after the last worker no other process does.
+        A command is too short to watch sessions, and after the last worker no process does.
     """
 
     waits_for_network = True
@@ -263,7 +265,7 @@ class PostgresqlStore:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Undo a transaction that is refused, and give the connection up after other errors."""
+        """Undo a refused transaction; give up the connection after other errors."""
         try:
             yield
         except psycopg.Error as error:
@@ -292,7 +294,7 @@ class PostgresqlStore:
         return woken
 
     def announce(self) -> None:
-        """Do nothing: the commit has notified, and is durable."""
+        """Do nothing, because the commit has sent the notification, and is durable."""
 
     # --- transactions -----------------------------------------------------------------
 
@@ -336,7 +338,7 @@ class PostgresqlStore:
             self._nodes[_path(parent, name)] = TreeNode(*values)
 
     def _adopted(self, zxid: int, server: str) -> int:
-        """Begin the next epoch if another server or timeline was here before."""
+        """Begin the next epoch if the table belonged to another server or timeline before."""
         if server == self.age:
             return zxid
         parts = [self._filled("UPDATE {schema}.tree SET server = %s", (self.age,))]
@@ -351,7 +353,7 @@ class PostgresqlStore:
         return zxid
 
     def _write(self, statement: str, values: Any = None) -> None:
-        """Keep a statement for `commit`."""
+        """Collect a statement for `commit`."""
         self._parts.append(self._filled(statement, values))
 
     def commit(self) -> None:
@@ -377,7 +379,7 @@ class PostgresqlStore:
                 self._run("ROLLBACK")
 
     def _forget(self) -> None:
-        # A connection may be idle for long.
+        # Free the memory, because a connection may be idle for a long time.
         self._nodes = {}
         self._names = {}
         self._parts.clear()
@@ -433,9 +435,9 @@ class PostgresqlStore:
 
     def outlast(self) -> tuple[float, list[int]]:
         """Count the silence of the earlier age in the table; see `Store.outlast`."""
-        # What a process has read there has passed, and so has the time since, by its own clock. It
-        # stores the sum. So the wait continues across processes and connections, and no clock of a
-        # server is asked.
+        # A process adds the silence that it read in the table and the time since then by its own
+        # clock, and stores the sum. So the wait continues across processes and connections, and
+        # does not depend on a server's clock.
         with self._guarded():
             rows = self._rows(_FORMER, (self.age,))
         guards = [row[1:] for row in rows if row[0] == -1]
@@ -476,10 +478,10 @@ def _path(parent: str, name: str) -> str:
 
 
 def _check_pooler(connection: PostgresqlConnection, address: SchemaAddress, pid: int) -> None:
-    """Raise PostgresqlUnsuitableError if a pooler gives each transaction another connection."""
+    """Raise PostgresqlUnsuitableError for a pooler that changes connections per transaction."""
     if pid == connection.info.backend_pid:
         return
-    # Poolers name a process of their own. In session mode, another client changes nothing.
+    # Poolers report their own process id. In session mode, a second client changes nothing.
     with contextlib.closing(connect(address)) as other, other.transaction():
         other.execute("SELECT 1")
         (found,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)

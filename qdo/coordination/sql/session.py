@@ -1,15 +1,15 @@
 """Sessions of a coordinator in a database: operations, heartbeats, expiry, and read-only sessions.
 
 Every transaction first checks, under the same lock or snapshot, that the session still exists and
-still belongs to this connection. So no operation takes effect after its session has ended or was
-resumed by another connection. A transaction that only checks versions takes the write lock too. So
-either a process that wants to expire the session sees its new heartbeat, or the check sees that the
+still belongs to this connection. So no operation takes effect after the end of its session, or
+after another connection has resumed it. Even a transaction of version checks takes the write lock.
+So a process that wants to expire the session sees the new heartbeat, or the check sees that the
 session is gone. A confirmed check therefore stays true for the session timeout.
 
 Heartbeats keep sessions alive, and silent sessions expire. Other processes measure the silence by
 their own `qdo.system.clock.clock`, from the moment at which they saw the last heartbeat. So no
-session depends on a clock that is set, such as that of a server. Silence only suggests which
-session to expire. Only its heartbeat, read again under the write lock, decides.
+session depends on a clock that an operator may set, such as a server's clock. Silence only suggests
+which session to expire. The process decides by the heartbeat that it reads again under the lock.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _OUTLAST_SECONDS = 0.5
 
 
 class ExpiryMonitor:
-    """Finds sessions that were silent for their whole timeout."""
+    """Finds sessions that have been silent for their whole timeout."""
 
     def __init__(self) -> None:
         self._awake_since = 0.0
-        # When the next check will be, or when the next silent session would expire.
+        # Time of the next check, or of the next expiry of a silent session.
         self.due = float("inf")
 
     def silent(self, sessions: Collection[tuple[SessionRow, float]], now: float) -> list[int]:
-        """Return the sessions to expire, and compute `due`; `now` is from before they were read."""
+        """Return the sessions to expire, and compute `due`; `now` is a time before their read."""
         shortest = min((row.timeout_milliseconds for row, _ in sessions), default=0) / 1000
-        # Silence counts only while this monitor was awake. After a sleep, for instance of the whole
-        # machine, all sessions get their full timeout again, as from a newly elected leader.
+        # Count silence only while this monitor is awake. After a sleep, for instance of the whole
+        # machine, all sessions get their full timeout again, as after the election of a leader.
         if now - self.due > shortest / 4:
             self._awake_since = now
         ends = {row.id: self._end(row, heard) for row, heard in sessions}
@@ -73,19 +73,20 @@ class ExpiryMonitor:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of operations; `foreign`: changes of other clients since the last report."""
+    """The result of operations; `foreign` has other clients' changes since the last report."""
 
     foreign: list[Event]
     outcomes: list[TreeResult]
 
 
 class StoreSession:
-    """A session in a store: call `enter` first, `tick` when `due`, and finally `close`.
+    """A session in a store; call `enter` first, `tick` when `due`, and finally `close`.
 
     :ivar store: the open database.
     :ivar seen: zxid up to which changes were reported to the client.
-    :ivar due: when to call `tick`, on `qdo.system.clock.clock`.
-    :ivar waits_until: until when `enter` waits for sessions of an earlier age, on the same clock.
+    :ivar due: the time of the next `tick`, on `qdo.system.clock.clock`.
+    :ivar waits_until: the time on the same clock until which `enter` waits for sessions of an
+        earlier age.
     """
 
     _is_stored = True
@@ -96,7 +97,7 @@ class StoreSession:
         pause: Callable[[float], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take a store, which `close` closes; no session begins once `is_stopped`."""
+        """Take a store, which `close` closes; begin no session once `is_stopped` returns True."""
         self._is_stopped = is_stopped
         self.store = store
         self._pause = pause
@@ -111,11 +112,11 @@ class StoreSession:
         self.waits_until = 0.0
 
     def close(self) -> None:
-        """Release the store; the session stays alive for its timeout."""
+        """Close the store; the session stays alive for its timeout."""
         self.store.close()
 
     def woken(self) -> bool:
-        """Empty the bell; return whether to `look` now, and not only at the next `tick`."""
+        """Empty the bell; return whether to `look` now instead of at the next `tick`."""
         if not self.store.drain():
             return False
         rested = self._looked + self.store.rest_seconds
@@ -139,7 +140,7 @@ class StoreSession:
         :raises SessionExpiredError: the session is gone, or the password is wrong.
         """
         if former is not None and (former.id, former.age) == (session, self.store.age):
-            self._beating = former  # it gets heartbeats while this call waits for the lock
+            self._beating = former  # send its heartbeats while this call waits for the lock
             self._beat()
         if not session:
             self._outlast(timeout_seconds)
@@ -156,7 +157,7 @@ class StoreSession:
         return row
 
     def _outlast(self, patience_seconds: float) -> None:
-        """Wait until no client may still rely on a lost session of an earlier age."""
+        """Wait until no client can still rely on a lost session of an earlier age."""
         while True:
             state = self._begin(write=True, patience_seconds=patience_seconds)
             try:
@@ -221,7 +222,7 @@ class StoreSession:
     def perform(
         self, operations: list[Any], identities: tuple[Id, ...], *, watching: bool
     ) -> CommandResult:
-        """Perform operations in order, each atomic on its own, all in one durable transaction."""
+        """Perform atomic operations in order, all in one durable transaction."""
         write = any(type(operation) in CHANGING for operation in operations)
         state = self._begin(write=write, watching=watching, operations=operations)
         try:
@@ -252,7 +253,7 @@ class StoreSession:
         return foreign
 
     def tick(self, *, watching: bool) -> list[Event]:
-        """Write a heartbeat and expire silent sessions if that is due, and `look`."""
+        """Write a heartbeat and expire silent sessions if due, then `look`."""
         now = clock()
         if now >= min(self._next_beat, self._watchdog.due) or self.due == 0.0:
             self._beat()
@@ -269,7 +270,7 @@ class StoreSession:
     def _expire(self) -> None:
         state = self._begin(write=True)
         try:
-            # Read them again under the lock: they may be back, or expired already.
+            # Read them again under the lock, because they may be alive again or already expired.
             self._end_sessions(state, self._judge())
         except UNDONE as error:
             log.warning(
@@ -303,7 +304,7 @@ class StoreSession:
         patience_seconds: float = 0.0,
         operations: Operations = (),
     ) -> StoredState:
-        """Begin a transaction of a live session; wait for a lock that is taken."""
+        """Begin a transaction of a live session; wait if another process has the lock."""
         row = self._row if self._is_stored else None
         patience = patience_seconds or self.row.timeout_milliseconds / 1000 * 2 / 3
         since = self.seen if watching else -1
@@ -342,7 +343,7 @@ class StoreSession:
             self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))  # spreads pauses
 
     def beat_if_due(self) -> None:
-        """Write a heartbeat if the last one is getting old."""
+        """Write a heartbeat if the last heartbeat is due for renewal."""
         if clock() >= self._next_beat:
             self._beat()
 
@@ -363,7 +364,7 @@ def _missed(state: StoredState) -> list[Event]:
 
 
 class OnlookerSession(StoreSession):
-    """Answers operations that read; others fail with OnlookerError. It is not in the store."""
+    """Answers reads without a session in the store; all other operations raise OnlookerError."""
 
     _is_stored = False
 
@@ -376,7 +377,7 @@ class OnlookerSession(StoreSession):
         return self._row
 
     def end(self) -> None:
-        """Do nothing: there is no session in the store."""
+        """Do nothing, because the store has no session to end."""
 
     def perform(
         self, operations: list[Any], identities: tuple[Id, ...], *, watching: bool

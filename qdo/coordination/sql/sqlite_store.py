@@ -1,9 +1,9 @@
 """The SQLite file behind an embedded coordinator: znodes, sessions, and recent changes.
 
-Transactions are kept short, because only one process can write at a time. A commit appends to the
+Transactions are short, because only one process can write at a time. A commit appends to the
 write-ahead log without waiting for the disk. `announce` then makes all commits so far durable,
-while other processes already continue. A process that waits for its own `announce` before answering
-loses nothing by that: earlier changes precede its own in the log, and become durable with it.
+while other processes already continue. A process waits for its own `announce` before it answers.
+This suffices, because earlier changes precede its own in the log, and become durable with it.
 """
 
 from __future__ import annotations
@@ -90,27 +90,27 @@ _SESSIONS = f"""
 """
 _SLOT = struct.Struct("<q")
 _BLOCK = 4096
-# Time between looks of a user who may only read: no process wakes it.
+# Time between looks of a process that may only read, because no other process wakes it.
 ONLOOKER_SECONDS = 1.0
 
 
 @cache
 def boot() -> str:
-    """Return the id of this boot of the machine: `clock` starts again with each boot."""
+    """Return the id of this boot of the machine; `clock` restarts with each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Heartbeats:
-    """The file of slots: a heartbeat is the time in a slot."""
+    """The file of heartbeats, with one time in each slot."""
 
-    # One small write to memory needs no lock and no disk, so even a process that waits for the
+    # A small write to memory needs neither lock nor disk. So even a process that waits for the
     # database keeps its session.
 
     def __init__(self, path: str, rights: Rights) -> None:
         self._fd = open_file(path, os.O_RDWR, rights)
 
     def reserve(self, slot: int) -> None:
-        """Allocate a slot, or raise OSError: later heartbeats need no disk space."""
+        """Allocate a slot or raise OSError, so that later heartbeats need no disk space."""
         end = (slot * _SLOT.size // _BLOCK + 1) * _BLOCK
         os.posix_fallocate(self._fd, 0, end)
 
@@ -129,7 +129,7 @@ class Heartbeats:
 
 
 class _SilentPipe:
-    """Replaces the wakeup pipe of a user who may only read; no other process knows it."""
+    """Replaces the wakeup pipe of a process that may only read; no other process knows it."""
 
     def __init__(self) -> None:
         self._ends = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]
@@ -178,7 +178,7 @@ class SqliteStore:
         self._merge = False
 
     def _join(self) -> None:
-        """Open the files through which processes wake each other and tell that they live."""
+        """Open the files for wakeups and heartbeats between processes."""
         if self.read_only:
             self.bell = _SilentPipe()
             return
@@ -194,7 +194,7 @@ class SqliteStore:
     def _prepare(self) -> None:
         with translated(self.name):
             self._db.execute("PRAGMA busy_timeout = 0")
-            # Merging the log syncs twice: `_sync` does it, where waiting does no harm.
+            # A merge of the log syncs twice. Leave it to `_sync`, where waiting does no harm.
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self.read_only = not os.access(self.name, os.W_OK)
@@ -237,7 +237,7 @@ class SqliteStore:
         if write and session is not None:
             self.beat(session)
         gone = -1 < since < trimmed
-        now = int(time.time() * 1000)  # that of the machine is the only clock
+        now = int(time.time() * 1000)  # all processes share the machine's clock
         return StoredState(zxid, None if gone else missed, sessions, generation, now)
 
     def _events(self, since: int) -> list[Event]:
@@ -279,7 +279,7 @@ class SqliteStore:
     def _sync(self) -> None:
         with translated(self.name):
             os.fdatasync(self._log_file)
-            # Only now it is certain that the commits are in the files that other processes open.
+            # Only now are the commits certainly in the files that other processes open.
             self._watch.check()
             if self._merge:
                 with self._fork_guard:
@@ -287,9 +287,9 @@ class SqliteStore:
 
     def _merged(self) -> bool:
         """Merge the log; return whether the next commit can start it from the beginning."""
-        # If other processes read old pages or write meanwhile, the next `announce` must try again:
-        # otherwise the log grew to 66 MiB in half a minute.
-        for mode in ("PASSIVE", "RESTART"):  # the first waits for the disk without the write lock
+        # If other processes read old pages or write meanwhile, the next `announce` must try again.
+        # Without retries, the log grew to 66 MiB in half a minute.
+        for mode in ("PASSIVE", "RESTART"):  # PASSIVE waits for the disk without the write lock
             busy, pages, merged = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
             if busy or merged < pages:
                 return False
@@ -361,7 +361,7 @@ class SqliteStore:
         return beats[row.beat_slot] if row.beat_slot < len(beats) else 0.0
 
     def outlast(self) -> tuple[float, list[int]]:
-        """Return no wait: processes of an earlier boot have ended."""
+        """Return no wait, because processes of an earlier boot have ended."""
         return 0.0, []
 
     def put_session(self, row: SessionRow) -> SessionRow:

@@ -1,4 +1,4 @@
-"""What sessions need of a database: znodes, sessions, recent changes, and wakeups."""
+"""The interface of a database for sessions: znodes, sessions, recent changes, and wakeups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from qdo.coordination.sql.tree import Event, TreeNode
 from qdo.errors import DatabaseFullError
 
 Operations = Collection[Any]
-# The disk of the database is full, or the database refuses a value: the transaction is undone, and
-# others may succeed.
+# The disk of the database is full, or the database refuses a value. The transaction is undone, but
+# other transactions may succeed.
 UNDONE = (DatabaseFullError, PostgresqlFullError, PostgresqlRefusedError)
 MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
@@ -28,14 +28,14 @@ class StoredState:
 
     # Zxid of the newest change.
     zxid: int
-    # The events since the zxid that was asked for, None if they are no longer stored.
+    # The events since the requested zxid, or None if the store no longer has them.
     missed: list[Event] | None
     # Grows whenever a session begins or ends; 0 if the store does not count them.
     sessions: int
     # Generation of the own session's connection, None if the session has ended.
     generation: int | None
-    # Unix time in milliseconds by the clock of the store. It dates changes, so that the times of
-    # all nodes are of one clock, which shows whose own clock is wrong.
+    # Unix time in milliseconds by the clock of the store. It dates changes, so all node times come
+    # from one clock. This reveals processes whose own clock is wrong.
     now: int
 
 
@@ -46,33 +46,33 @@ class SessionRow:
     id: int
     password: bytes
     timeout_milliseconds: int
-    # Grows whenever another connection resumes the session.
+    # Number that grows whenever another connection resumes the session.
     generation: int
-    # Place of its heartbeats, in a store that has places.
+    # Slot of the session's heartbeats, in a store with slots.
     beat_slot: int
-    # The `Store.age` in which it began; in another one it cannot be resumed.
+    # The `Store.age` in which the session began. It cannot be resumed in another age.
     age: str
 
 
 class Store(Protocol):
-    """One connection to the database. Not safe for use by several threads at once."""
+    """A connection to the database, for one thread at a time."""
 
-    # The database in errors.
+    # Name of the database in errors.
     name: str
-    # Names the time for which sessions can last: this boot of the machine, or this timeline of the
+    # Name of the period in which sessions can last: a boot of the machine, or a timeline of the
     # server.
     age: str
-    # File or descriptor that can be read once the tree may have changed; see `drain`.
+    # File or descriptor that becomes readable when the tree may have changed; see `drain`.
     bell: Any
-    # The answer to a statement said that the tree has changed.
+    # Whether the answer to a statement reported a change of the tree.
     woken: bool
-    # Calls belong on a native thread.
+    # Whether calls wait for the network, and so belong on a native thread.
     waits_for_network: bool
-    # How often to look without a wakeup.
+    # Time between looks for changes without a wakeup.
     look_seconds: float
     # Pause between two looks.
     rest_seconds: float
-    # The user may read the database, but not write.
+    # Whether the user may read the database, but not write it.
     read_only: bool
 
     def close(self) -> None: ...
@@ -87,10 +87,10 @@ class Store(Protocol):
     ) -> StoredState:
         """Begin a transaction.
 
-        A transaction that writes excludes all others that write, and is a heartbeat of its session.
+        A write transaction excludes all others, and is a heartbeat of its session.
 
         :param since: an earlier zxid, for the events since then; -1 for none.
-        :param operations: what the caller will perform, as a hint.
+        :param operations: the operations that the caller will perform, as a hint.
         :raises BusyError: the lock is taken; no transaction began.
         """
 
@@ -98,7 +98,7 @@ class Store(Protocol):
         """Make the transaction visible; without `save` it need not be durable."""
 
     def rollback(self) -> None:
-        """Undo the transaction; does nothing without one, such as after `commit`."""
+        """Undo the transaction; do nothing without a transaction, such as after `commit`."""
 
     def announce(self) -> None:
         """Wake other connections after a commit, and return once it is durable."""
@@ -119,19 +119,19 @@ class Store(Protocol):
     # --- sessions ---------------------------------------------------------------------
 
     def sessions(self) -> list[tuple[SessionRow, float]]:
-        """Return all sessions, and when each was last heard by `clock`, exact or later.
+        """Return all sessions, each with the time on `clock` of its last heartbeat, or a later one.
 
         It is -inf for a session whose process has certainly ended.
         """
 
     def outlast(self) -> tuple[float, list[int]]:
-        """Return the seconds for which no session may begin, and sessions that are over by then.
+        """Return the seconds until a session may begin, and the sessions that are over by then.
 
-        Call it in a transaction that writes, and commit.
+        Call it in a write transaction, and commit.
         """
 
     def put_session(self, row: SessionRow) -> SessionRow:
-        """Add a session, or replace it by its next generation; return it with its `beat_slot`."""
+        """Add a session, or store its next generation; return the session with its `beat_slot`."""
 
     def delete_session(self, session: int) -> None:
         """End a session; the caller deletes its nodes."""
@@ -141,11 +141,11 @@ class Store(Protocol):
 
 
 def key_of(path: str) -> tuple[str, str]:
-    """Return path of the parent and name of a node: the key of its row."""
+    """Return the parent's path and the node's name, which are the key of the node's row."""
     parent, _, name = path.rpartition("/")
     return (parent, name) if name or parent else ("/", "")
 
 
 def folder_of(path: str) -> str:
-    """Return the parent in the keys of a node's children."""
+    """Return the parent path in the keys of a node's children."""
     return "" if path == "/" else path

@@ -1,8 +1,8 @@
-"""The effect of ZooKeeper's operations on a tree of znodes and their rights: rules only, no I/O.
+"""The rules of ZooKeeper's operations on a tree of znodes and their rights, without I/O.
 
 A `Tree` stands for one transaction on the database. It reads nodes through a `NodeSource`, keeps
 the changes of operations, and answers as a ZooKeeper server would, including errors and their order
-of precedence. Each operation is atomic on its own and gets its own zxid.
+of precedence. Each operation is atomic and gets its own zxid.
 """
 
 from __future__ import annotations
@@ -59,20 +59,21 @@ from qdo.errors import QdoError
 # The identity of every connection without authentication.
 LOCAL = Identity("ip", "127.0.0.1")
 ROOT = "/"
-# ZooKeeper's own limit: it answers anything larger by dropping the connection.
+# ZooKeeper's own limit: a server drops the connection after a larger request.
 MAX_OPERATION_BYTES = 0xFFFFF
 EPHEMERAL = 1
 SEQUENTIAL = 2
-# Type (as in kazoo.protocol.connection) and path.
+# An event's type (as in kazoo.protocol.connection) and path.
 Event = tuple[int, str]
-# Java's characters are 16 bits wide: larger ones are surrogate pairs there, which it rejects.
+# Java's characters have 16 bits. It writes larger ones as surrogate pairs, which ZooKeeper rejects.
 _BAD = "\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff"
 _VALID = re.compile(rf"/|(?:/(?!\.\.?(?:/|\Z))[^/{_BAD}]+)+")
 
 
 def authenticate(scheme: str, credential: str) -> Identity:
     """Return the identity that a credential proves; raise AuthFailedError for an unknown scheme."""
-    # As with ZooKeeper a digest proves itself: a client that knows "user:password" is that user.
+    # As in ZooKeeper, a digest needs no other proof: a client that knows "user:password" is the
+    # user.
     if scheme != "digest" or ":" not in credential:
         raise AuthFailedError
     user = credential.split(":", 1)[0]
@@ -82,7 +83,7 @@ def authenticate(scheme: str, credential: str) -> Identity:
 
 
 def normalize_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
-    """Return the stored form of a list without duplicates, None if it is open to all."""
+    """Return the stored form of an access control list without duplicates; None if open to all."""
     if acl is OPEN_ACL_UNSAFE:
         return None
     entries: list[list[int | str]] = []
@@ -129,7 +130,7 @@ def allows(stored: str | None, permission: int, identities: tuple[Identity, ...]
 
 
 def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entry]:
-    """Return a list for a client: digests are masked unless it may change the list."""
+    """Return an access control list for a client, with masked digests unless it may change it."""
     if stored is None:
         return list(OPEN_ACL_UNSAFE)
     entries = list(_parse(stored))
@@ -145,7 +146,7 @@ def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entr
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """One znode; not changed in place once it is part of a tree."""
+    """A znode, which never changes in place once it is part of a tree."""
 
     data: bytes | None
     acl: str | None
@@ -167,7 +168,7 @@ class TreeNode:
         return TreeNode(*self.row())
 
     def stat(self) -> ZnodeStat:
-        # Sequence numbers count creations only; the version clients see counts deletions too.
+        # Sequence numbers count only creations. The version that clients see also counts deletions.
         return ZnodeStat(
             self.czxid,
             self.mzxid,
@@ -189,7 +190,7 @@ _FIELDS: Callable[[TreeNode], tuple[Any, ...]] = attrgetter(
 
 
 class NodeSource(Protocol):
-    """The source of the nodes that no operation of a tree has changed."""
+    """The source of nodes that no operation of a tree has changed."""
 
     def node(self, path: str) -> TreeNode | None: ...
 
@@ -211,7 +212,7 @@ class TreeResult:
 
 
 class Tree:
-    """One transaction's view of all znodes; `zxid` is that of the newest change."""
+    """A transaction's view of all znodes; `zxid` is the zxid of the newest change."""
 
     def __init__(self, source: NodeSource, zxid: int, now_milliseconds: int) -> None:
         self.zxid = zxid
@@ -440,9 +441,10 @@ class Tree:
 
 
 def paths_of(operations: Iterable[Any]) -> tuple[set[str], set[str]]:
-    """Return paths of the nodes that operations read or change, and of those that they list.
+    """Return the paths of nodes that operations read or change, and of nodes that they list.
 
-    A hint, for a source that reads many nodes at once: a sequential node gets its name later.
+    This is a hint for a source that reads many nodes at once. It lacks the names of sequential
+    nodes, which are not known yet.
     """
     nodes: set[str] = set()
     listed: set[str] = set()
@@ -472,7 +474,7 @@ def _require_valid(path: str) -> None:
 
 
 def _counted(number: int, step: int = 1) -> int:
-    """Count as ZooKeeper does, in 32 bits: a number at the end of its range refuses no write."""
+    """Count in 32 bits as ZooKeeper does; a number at the end of its range wraps around."""
     return (number + step + 2**31) % 2**32 - 2**31
 
 
@@ -487,7 +489,7 @@ _OPERATIONS: dict[type, Callable[[Tree, Any], Any]] = {
     SetData: Tree._set_data,
     CheckVersion: Tree._check_version,
 }
-# Operations that need the write lock, even a transaction of checks only: see `session`.
+# Operations that need the write lock. Even a transaction with only checks needs it; see `session`.
 CHANGING: dict[type, Callable[[Tree, Any], Any]] = {
     Create: Tree._create,
     Create2: Tree._create2,

@@ -1,4 +1,4 @@
-"""Every path that qdo uses in ZooKeeper."""
+"""All paths that qdo uses in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class FleetLayout:
-    """The paths of the nodes that the processes of one app share beside queues."""
+    """The paths of the nodes, other than queues, that the processes of an app share."""
 
     root: str
     documents = _Below("documents")
@@ -57,12 +57,12 @@ class FleetLayout:
 
 
 def clients_of(root: str) -> str:
-    """Return the folder of processes that are not workers, but hold locks or permits."""
+    """Return the folder of processes, other than workers, that hold locks or permits."""
     return f"{root}/components/client"
 
 
 def holder_of(root: str, name: str) -> str:
-    """Return the node of a holder of permits: a worker, or "client/" and a component."""
+    """Return the node of a holder of permits: a worker's name, or "client/" and a component's."""
     return f"{root}/{'components' if '/' in name else 'workers'}/{name}"
 
 
@@ -133,5 +133,5 @@ def is_version_name(name: str) -> bool:
 
 
 def is_worker_name(name: str) -> bool:
-    """Return whether a node below `workers` belongs to a worker, and not to another tool."""
+    """Return whether a node below `workers` belongs to a worker instead of another tool."""
     return _WORKER.fullmatch(name) is not None

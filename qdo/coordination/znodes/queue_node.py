@@ -1,4 +1,4 @@
-"""The value of a queue node and of the progress in it; docs/znodes.rst describes all nodes."""
+"""The value of a queue node, with its progress; docs/znodes.rst describes all nodes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from qdo.coordination.znodes.values import (
 from qdo.positions import TIME_POSITIONS, Positions
 from qdo.queues import is_path_part
 
-# A UUIDv1 timestamp has 60 bits: `last` ends in the year 5236.
+# A UUIDv1 timestamp has 60 bits, so `last` ends in the year 5236.
 MAX_LAST = 2**60 - 1
 _MAX_DIGITS = 100
 # A broker's positions may be wider than times; see `qdo.positions`.
 MAX_POSITION = 10**_MAX_DIGITS - 1
-# An operator's decisions on a message, for the owner of its queue to carry out.
+# An operator's decisions about a message, which the owner of its queue carries out.
 DECISIONS = ("skip", "dead-letter")
-# A larger number of attempts was written by another program.
+# Most attempts. Only another program writes a larger number.
 MAX_ATTEMPTS = 10**9
-# Cancelled messages in a queue node: about 10 KB of JSON.
+# Most cancelled messages in a queue node, which take about 10 KB of JSON.
 MAX_CANCELLED = 1000
-# Limit of an error in a queue node: nodes of thousands of queues must stay small.
+# Most characters of an error in a queue node, because thousands of nodes must stay small.
 FAILURE_ERROR_CHARACTERS = 300
-# Begins the error of a message whose attempts the next owner has counted.
+# Start of the error of a message whose attempts the next owner has counted.
 OWNERS_GONE = "its owners died or lost their sessions in its attempts: "
-# A value that is written again may take this many times its bytes: 1e15 becomes 1000000000000000.0.
+# Another write may lengthen a value by this factor: 1e15 becomes 1000000000000000.0.
 _MOST_GROWTH = 6
 
 
@@ -48,24 +48,24 @@ class FailureRecord:
     """
 
     position: int
-    # How many attempts failed, or ended with their process.
+    # Number of attempts that failed, or ended with their process.
     attempts: int
     # The error of the last attempt, as one line.
     error: str = ""
     # Whether the last attempt ended with its process.
     crashed: bool = False
-    # Unix time before which the message should not run again, 0 for any time.
+    # Earliest Unix time of the next attempt; 0 for any time.
     retry_at: float = 0.0
-    # Unix time since when its queue is blocked, 0 while it is not. With `retry_at` as well, the
-    # message cannot be decrypted, and runs once its key is there.
+    # Unix time since which the queue has been blocked; 0 if it is not. If `retry_at` is also set,
+    # the message cannot be decrypted, and runs once its key is available.
     blocked_since: float = 0.0
     # The operator's decision: "", "skip" or "dead-letter".
     decision: str = ""
-    # Seconds from the last attempt to `retry_at`, 0 if unknown. A wait never needs to be longer
-    # than this, even if the clock was set.
+    # Seconds from the last attempt to `retry_at`; 0 if unknown. No wait needs to be longer, even
+    # after a change of the clock.
     retry_delay: float = 0.0
-    # The workers that have begun its last attempts, as the last one of them recorded before it
-    # began. The next owner counts these attempts, or has counted them.
+    # The workers that began the message's last attempts. The last of them recorded this list before
+    # it began. The next owner counts these attempts, or has counted them.
     begun_by: tuple[str, ...] = ()
 
     @property
@@ -74,17 +74,17 @@ class FailureRecord:
 
     @property
     def only_begun(self) -> bool:
-        """Whether no attempt is counted, and the message waits for nothing."""
+        """Whether the record has no counted attempt, and the message waits for nothing."""
         return bool(self.begun_by) and not self.attempts
 
     @property
     def held(self) -> bool:
-        """Whether the queue waits for an operator; one with a missing key looks for it."""
+        """Whether the queue waits for an operator; with a missing key it looks for the key."""
         return self.blocked and not self.retry_at
 
     @classmethod
     def parse(cls, value: Any) -> FailureRecord | None:
-        """Parse a record; return None if it is unreadable: attempts then count from 1 again."""
+        """Parse a record; return None if it is unreadable, so that attempts count from 1 again."""
         if not isinstance(value, dict):
             return None
         position, fault = parse_last(value.get("position"), MAX_POSITION)
@@ -104,14 +104,14 @@ class FailureRecord:
         )
 
     def interrupted(self, reason: str, attempts: int = 1) -> FailureRecord:
-        """Return the record with more attempts, which ended with their process or session."""
+        """Return the record with further attempts that ended with their process or session."""
         if self.blocked or self.decision:
-            return self  # an operator must decide, or did
+            return self  # an operator must decide, or has decided
         error = reason[:FAILURE_ERROR_CHARACTERS]
         return FailureRecord(self.position, self.attempts + attempts, error, crashed=True)
 
     def left_by(self, owner: str) -> FailureRecord:
-        """Return the record after its owner was gone; count the attempts that had begun."""
+        """Return the record after the loss of its owner, with the begun attempts counted."""
         if self.begun_by[-1:] != (owner,):
             return self
         before = f"{self.error}, " if self.error.startswith(OWNERS_GONE) else OWNERS_GONE
@@ -138,7 +138,7 @@ def _moment(value: Any) -> float:
 
 
 class CancelOutcome(Enum):
-    """The result of an attempt to cancel a message, which must not have begun."""
+    """The result of an attempt to cancel a message before it begins."""
 
     CANCELLED = "cancelled"
     ALREADY = "already-cancelled"
@@ -151,25 +151,25 @@ class CancelOutcome(Enum):
 class OutOfOrderProgress:
     """Progress beyond `last`, for a queue whose messages are not processed strictly in order.
 
-    The queue node has it as three values. ``done_ranges`` are pairs of numbers: the distance from
-    the range before (or from `last`) to the start of this range of done messages, and the distance
-    from its first to its newest message. ``other_failures`` are failure records like ``failing``.
-    ``cancelled`` are the distances from `last` to the first, and from one to the next, of the
-    messages that an operator has cancelled.
+    The queue node stores three values. ``done_ranges`` has a pair of numbers for each range of done
+    messages: the distance from the previous range (or from `last`) to its start, and the distance
+    from its first to its newest message. ``other_failures`` has failure records like ``failing``.
+    ``cancelled`` has the positions of messages that an operator has cancelled. It stores each as
+    the distance from the previous position, the first from `last`.
     """
 
     # First and newest position of each range of done messages, ascending.
     done_ranges: tuple[tuple[int, int], ...] = ()
-    # Records of failing messages, apart from the node's `failure`.
+    # Records of failing messages, without the node's `failure`.
     other_failures: tuple[FailureRecord, ...] = ()
-    # Positions of messages that must not be started, ascending.
+    # Positions of messages that must not start, ascending.
     cancelled: tuple[int, ...] = ()
 
     @classmethod
     def parse(
         cls, last: int, ranges: Any, failures: Any, cancelled: Any = None
     ) -> OutOfOrderProgress | None:
-        """Parse the values; unreadable parts are left out, and their messages run again."""
+        """Parse the values; omit unreadable parts, so that their messages run again."""
         if ranges is None and failures is None and cancelled is None:
             return None
         found = cls(
@@ -209,11 +209,11 @@ class OutOfOrderProgress:
 def cancel_outcome(
     progress: OutOfOrderProgress | None, failures: Iterable[FailureRecord], done: int, position: int
 ) -> CancelOutcome:
-    """Return what becomes of a message that is to be cancelled; all up to `done` are done."""
+    """Return the outcome of cancelling a message, if all messages up to `done` are done."""
     if position <= done:
         return CancelOutcome.DONE
     if progress is not None and position in progress.cancelled:
-        return CancelOutcome.ALREADY  # also if it is done: without having been started
+        return CancelOutcome.ALREADY  # even if done, because it never started
     if progress is not None and progress.is_done(position):
         return CancelOutcome.DONE
     if any(each.position == position for each in failures):
@@ -242,17 +242,17 @@ def _parse_cancelled(last: int, value: Any) -> Iterator[int]:
 
 
 def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
-    """Return a position, and why it is unreadable, if it is."""
+    """Return a position; for an unreadable text, also the reason."""
     if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= most:
         return text, None
     if not isinstance(text, str):
         return 0, f"last must be a decimal string, got {shown(text)}"
-    digits = text.strip().removesuffix("L").strip()  # old writers left an L
+    digits = text.strip().removesuffix("L").strip()  # old writers append an L
     if not digits:
         return 0, None if not text.strip() else f"last must be a decimal string, got {shown(text)}"
     if not (digits.isascii() and digits.isdigit()):
         return 0, f"last must be a decimal string, got {shown(text)}"
-    # Check the length first: Python rejects thousands of digits.
+    # Check the length first, because Python rejects thousands of digits.
     if len(digits) > _MAX_DIGITS or int(digits) > most:
         return 0, f"last is larger than any position: {digits[:60]}"
     return int(digits), None
@@ -264,47 +264,46 @@ class QueueNode:
 
     # All messages up to this position are done; 0 before the first message.
     last: int = 0
-    # Name of the owning worker node; "" while free, or if it cannot be a znode name.
+    # Name of the owner's worker node; "" for a free queue, or if no znode can have the name.
     owner: str = ""
-    # How often operators changed the node.
+    # Number of changes of the node by operators.
     seek: int = 0
-    # The broker's own position, for brokers whose positions are not times.
+    # The broker's own position, if its positions are not times.
     position: str | None = None
-    # Whether the queue is marked as deleted; no worker claims it then.
+    # Whether the queue is marked as deleted, so that no worker claims it.
     deleted: bool = False
-    # Why the node cannot be read or written; such a queue is not processed.
+    # Why the node cannot be read or written, so that no worker processes the queue; None if it can.
     fault: str | None = None
-    # Failure record of a message after `last`, None while none fails.
+    # Failure record of a message after `last`; None without a failing message.
     failure: FailureRecord | None = None
-    # Keys of other tools, kept unchanged.
+    # Keys of other tools, which qdo keeps unchanged.
     extra: tuple[tuple[str, Any], ...] = ()
     # Progress beyond `last`, None if messages are processed strictly in order.
     out_of_order: OutOfOrderProgress | None = None
-    # Names of messages that are done but that the broker may deliver again; see
-    # `Subscription.unconfirmed`.
+    # Names of done messages that the broker may deliver again; see `Subscription.unconfirmed`.
     unconfirmed: tuple[str, ...] = ()
-    # How many of these changes let an owner keep its progress: they did not move the queue back.
+    # Number of operators' changes that did not move the queue back, so the owner kept its progress.
     onward: int = 0
 
     @property
     def blocking(self) -> tuple[FailureRecord, ...]:
-        """The records of the messages that wait for an operator, the foremost first."""
+        """The records of messages that wait for an operator, by position."""
         return tuple(each for each in self.failures if each.blocked)
 
     @property
     def retrying(self) -> tuple[FailureRecord, ...]:
-        """The records of the messages that wait for their next attempt, the foremost first."""
+        """The records of messages that wait for their next attempt, by position."""
         return tuple(each for each in self.failures if not each.blocked and not each.decision)
 
     @property
     def failures(self) -> tuple[FailureRecord, ...]:
-        """The records of all failing messages, the foremost first."""
+        """The records of all failing messages, by position."""
         others = () if self.out_of_order is None else self.out_of_order.other_failures
         return others if self.failure is None else (self.failure, *others)
 
     @classmethod
     def parse(cls, data: bytes | None, refused: str | None = None) -> QueueNode:
-        """Parse a node; never raises: `fault` has the reason if it is unreadable.
+        """Parse a node without raising; `fault` has the reason if the node is unreadable.
 
         :param refused: why the coordinator did not return the data.
         """
@@ -335,7 +334,7 @@ class QueueNode:
         )
         unconfirmed = string_tuple(value.pop("unconfirmed", None))
         if size > MAX_QUEUE_BYTES:
-            # Keys of other tools are dropped: without them, a seek or the owner can repair it.
+            # Drop the keys of other tools, so that a seek or the owner can repair the node.
             value.clear()
             fault = _too_long(size)
         return cls(
@@ -386,7 +385,7 @@ class QueueNode:
         return replace(self, owner=worker)
 
     def claimed_by(self, worker: str) -> QueueNode:
-        """Return the node with a new owner; count the attempts that a gone owner had begun."""
+        """Return the node with a new owner; count the attempts that a lost owner had begun."""
         former = self.owner
         node = self.owned_by(worker)
         if former in ("", worker) or not any(each.begun_by for each in self.failures):
@@ -401,14 +400,14 @@ class QueueNode:
     def moved_to(
         self, last: int, position: str | None = None, done: int | None = None
     ) -> QueueNode:
-        """Return the node with another `last`; a failure record before it is dropped.
+        """Return the node with another `last`, without a failure record before that position.
 
         :param done: `last` as a position of the broker, if its positions are not times.
         """
         failure = self.failure
         done = last if done is None else done
-        # Progress beyond `last` counts from it, so it is dropped; the caller sets it again.
-        # `replace` takes three times as long: 6 % of a checkpoint.
+        # Drop progress beyond `last`, which counts from the old `last`; the caller sets it again.
+        # Avoid `replace`, which takes three times as long: 6 % of a checkpoint.
         return QueueNode(
             last,
             self.owner,
@@ -422,15 +421,15 @@ class QueueNode:
         )
 
     def continues(self, before: QueueNode) -> bool:
-        """Return whether the owner may continue after the changes since an older node."""
+        """Return whether the owner may continue despite the changes since an older node."""
         return self.seek - before.seek == self.onward - before.onward
 
     def decisions_since(self, before: QueueNode) -> dict[int, FailureRecord | None]:
-        """Return what operators decided since an older node, by position; None to run again."""
+        """Return operators' decisions since an older node, by position; None for a retry."""
         known = {each.position: each for each in before.failures}
         found = {each.position: each for each in self.failures}
         if not self.continues(before) or self._place() != before._place():
-            return {}  # more than that changed
+            return {}  # more than decisions changed
         changed = {
             each for each in known.keys() | found.keys() if known.get(each) != found.get(each)
         }
@@ -438,7 +437,7 @@ class QueueNode:
         return {at: each for at, each in decisions.items() if each is None or each.decision}
 
     def _place(self) -> tuple[object, ...]:
-        """Return where an owner continues, apart from failing messages."""
+        """Return the values that determine where an owner continues, without failing messages."""
         above = self.out_of_order or OutOfOrderProgress()
         return self.last, self.position, self.deleted, above.done_ranges, above.cancelled
 

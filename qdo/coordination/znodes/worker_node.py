@@ -17,7 +17,7 @@ from qdo.coordination.znodes.values import (
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 from qdo.text import shorten
 
-# Queues that operators have moved to a worker: each of those workers is planned for by itself.
+# Most queues that operators may move to workers, because the leader plans each such worker alone.
 MAX_MOVES = 1000
 MAX_PROCESS_CHARACTERS = 300
 _TEXTS = ("process", "zone", "address")
@@ -28,23 +28,23 @@ class WorkerNode:
     """The queues of a worker."""
 
     queues: tuple[str, ...] = ()
-    # Queues that an operator moved; the worker must read their nodes again.
+    # Queues that an operator repositioned, whose nodes the worker must read again.
     reread: tuple[str, ...] = ()
     # Whether the worker releases its queues and takes no new ones.
     draining: bool = False
-    # The queues that may be assigned to it; all queues if the node has no filter.
+    # The queues that may be assigned to the worker; all queues if the node has no filter.
     filter: QueueFilter = EVERYTHING
-    # Mzxid of the node `holds` that the worker obeys; 0 before the first.
+    # Mzxid of the version of the node `holds` that the worker obeys; 0 before the first version.
     holds: int = 0
-    # Host, process and parent process, for people; "" if they are not known.
+    # Host, process and parent process, for people to read; "" if unknown.
     process: str = ""
-    # Its setting of this name; so is `address`.
+    # The worker's settings `zone` and `address`.
     zone: str = ""
     address: str = ""
 
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerNode:
-        """Parse a node; one that cannot be read lists no queue."""
+        """Parse a node; an unreadable node lists no queue."""
         value, _ = load_list(data)
         return cls(
             string_tuple(value.get("queues")),
@@ -70,14 +70,14 @@ class WorkerNode:
 
 
 def dump_filter(takes: QueueFilter) -> dict[str, list[str]]:
-    """Return a filter as JSON; jobs that match every queue are left out, as in older nodes."""
+    """Return a filter as JSON; omit jobs that match every queue, as older nodes do."""
     value = {"queues": list(takes.queues), "exclude": list(takes.exclude)}
     value |= {"pools": list(takes.pools)} if takes.pools else {}
     return value if "*" in takes.jobs else {**value, "jobs": list(takes.jobs)}
 
 
 def parse_filter(value: Any) -> QueueFilter:
-    """Return the filter in a worker node; an unreadable or too long list matches all queues."""
+    """Return the filter in a worker node, in which an unreadable or too long list matches all."""
     if not isinstance(value, dict):
         return EVERYTHING
     return QueueFilter(
@@ -106,7 +106,7 @@ def parse_assignment(data: bytes | None) -> frozenset[str] | None:
     value, _ = load_list(data)
     if not isinstance(value.get("queues"), list):
         return None
-    # The names become paths, and a name that is not a valid path would break the connection.
+    # The names become paths, and an invalid path would break the connection.
     return frozenset(filter(is_path_part, string_tuple(value["queues"])))
 
 
@@ -115,7 +115,7 @@ def encode_queues(queues: Iterable[str]) -> bytes:
 
 
 def parse_leader(data: bytes | None) -> tuple[str, str]:
-    """Return name and process of the last leader, each "" if the node does not tell it."""
+    """Return name and process of the last leader, each "" if missing in the node."""
     value, _ = load(data)
     return _text(value.get("worker")), _text(value.get("process"))
 
@@ -135,7 +135,7 @@ def parse_moves(data: bytes | None) -> dict[str, str]:
 
 
 def with_moves(data: bytes | None, moves: Mapping[str, str]) -> bytes:
-    """Return the value of the folder of assignments with these moves; other keys stay."""
+    """Return the value of the folder of assignments with these moves and all other keys."""
     value, _ = load(data)
     value.pop("moves", None)
     return encode_with_others({"moves": dict(moves)} if moves else {}, value)

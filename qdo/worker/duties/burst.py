@@ -1,4 +1,4 @@
-"""The duty "burst": ends a worker that was started with `burst` once everything is processed."""
+"""The duty "burst": ends a worker with the setting `burst` once all messages are processed."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class FleetSurvey:
 
 
 class Burst(Duty):
-    """Checks whether everything is processed, by this worker and by all others.
+    """Checks whether this worker and all others have processed all messages.
 
-    Not counted are queues that this worker does not take, queues without a job in the app, and
+    The check ignores queues that this worker does not take, queues without a job in the app, and
     queues whose node excludes them from processing.
 
     :param is_idle: whether all queues of this worker are claimed and fully processed.
@@ -71,16 +71,16 @@ class Burst(Duty):
         self._finish("every queue is fully processed; this worker was started with burst and stops")
 
     def step(self) -> float | None:
-        """Check once; return None when all is processed, else the seconds until the next check."""
+        """Check once; return None if all messages are processed, otherwise the seconds to wait."""
         start = clock()
         if self._is_idle() and self._is_done_everywhere() and self._is_idle():
             return None
         return max(LOOK_SECONDS, LOOK_SHARE * (clock() - start))
 
     def _is_done_everywhere(self) -> bool:
-        # This worker's own queues are not enough. A worker killed with -9 counts as alive until
-        # its session ends; if all others left before that, its queues would have no owner. So no
-        # message may wait behind the `last` of any queue, and a live worker must list each queue.
+        # Checking this worker's queues is not enough. A worker killed with -9 counts as alive until
+        # its session ends. If all others left before that, its queues would have no owner. So no
+        # message may wait after the `last` of any queue, and a live worker must list each queue.
         try:
             names = [
                 name
@@ -105,9 +105,9 @@ class Burst(Duty):
 def fleet_survey(
     client: Client, layout: Layout, positions: Positions, worker: str, queues: Iterable[str]
 ) -> FleetSurvey:
-    """Return which workers have these queues, without those of `worker`, which asks.
+    """Return which workers have these queues, except the queues of the asking `worker`.
 
-    Queues that must not be processed are left out, too.
+    Queues that must not be processed are omitted, too.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers, [])
     owned: set[str] = set()

@@ -1,4 +1,4 @@
-"""Background duties: greenlets with a name, and the small ones themselves."""
+"""Background duties, which are named greenlets, and the code of the small duties."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _log = logging.getLogger(__name__)
 
-# How often the doorbells of new idle queues are watched. The count of a doorbell shows a
-# notification in between.
+# How often the worker begins to watch the doorbells of new idle queues. The count of a doorbell
+# reveals earlier notifications.
 LOOK_SECONDS = 1.0
-# At most this many watches are requested in one step, so that checkpoints need not wait.
+# Maximum watches to request in one step, so that checkpoints need not wait.
 AT_ONCE = 1000
-# Pause between two such steps.
+# Pause between two steps that request watches.
 SOON_SECONDS = 0.1
 
 
@@ -47,14 +47,14 @@ class Duty(abc.ABC):
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Work until `Duties` stops the greenlet. A duty that is finished may return."""
+        """Work until `Duties` stops the greenlet. A finished duty may return."""
 
 
 class Duties:
     """The background greenlets of a worker.
 
     :ivar failed: name of the first duty that died, None if all are well.
-    :param on_failure: called when a duty died; must not block.
+    :param on_failure: called after the death of a duty; must not block.
     """
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class Duties:
         return all(duty.quiet for duty, _ in self._running)
 
     def begin_drain(self) -> None:
-        """Stop the duties that end at a drain, wherever they wait."""
+        """Stop the duties that end at a drain."""
         ending = [greenlet for duty, greenlet in self._running if duty.ends_at_drain]
         self._running = [each for each in self._running if not each[0].ends_at_drain]
         gevent.killall(ending)
@@ -100,17 +100,17 @@ class Duties:
 class CurrentMember:
     """The registration in force and the state of the worker, shared by its duties."""
 
-    # None while the worker is not registered.
+    # The current registration; None while the worker is not registered.
     member: Member | None = None
     # A member whose coordination failed: its session stays open while its jobs run.
     failed: Member | None = None
-    # Why the first registration failed.
+    # The error of the failed first registration.
     start_error: QdoError | None = None
-    # See the table in `worker.worker`.
+    # The state of the worker; see the table in `worker.worker`.
     state: str = "starting"
 
     def contact(self) -> float:
-        """Return when the coordinator last answered; the present time without a registration."""
+        """Return the time of the coordinator's last answer; the current time if not registered."""
         return clock() if self.member is None else self.member.lease.contact
 
     def settled(self) -> bool:
@@ -135,7 +135,7 @@ class CheckpointProgress(Duty):
 
 
 class QueueAlarms(Duty):
-    """Ticks the dispatcher whenever a queue is due, or `changed` tells of an earlier time."""
+    """Ticks the dispatcher when a queue is due, or when `changed` reports an earlier time."""
 
     name = "alarms"
     ends_at_drain = False
@@ -165,7 +165,7 @@ class TimeLimit(Duty):
 
 
 class LeftMessages(Duty):
-    """Releases messages once, instead of waiting for their visibility timeout."""
+    """Releases the messages of dead processes once, before their visibility timeout."""
 
     name = "left"
     ends_at_drain = False
@@ -217,7 +217,7 @@ class DoorbellListener(Duty):
         self._slots = slots
         self._current = current if current is not None else CurrentMember()
         self._member: Member | None = None
-        # With a watch in force, which a notification ends; and asked for at any time.
+        # Queues with a watch, which a notification ends; and queues that ever had one.
         self._watched: set[str] = set()
         self._asked: set[str] = set()
 
@@ -251,7 +251,7 @@ class DoorbellListener(Duty):
         return LOOK_SECONDS if len(some) == len(idle) else SOON_SECONDS
 
     def rang(self, queue: str) -> None:
-        """Poll the broker for messages of a queue; returns at once."""
+        """Start to poll the broker for messages of a queue, without waiting."""
         self._watched.discard(queue)
         slot = self._slots.get(queue)
         if slot is not None and slot.subscription is not None:

@@ -1,4 +1,4 @@
-"""The duties of the leader: the loop that they share, and its chores."""
+"""The shared loop of the leader's duties, and the leader's chores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 
 _log = logging.getLogger(__name__)
 
-# How often the other workers check whether they lead: a look at their own memory.
+# How often workers that do not lead check for leadership. The check only reads their memory.
 LOOK_SECONDS = 0.1
 PERIOD_SECONDS = 60.0
 
@@ -41,8 +41,8 @@ PERIOD_SECONDS = 60.0
 class LeaderDuty(Duty):
     """A duty that acts while its worker leads.
 
-    Two workers may act at once, because one does not know yet that it was deposed: each duty says
-    why that does no harm.
+    Two workers may act at once, because a deposed leader may not know it yet. Each duty says why
+    that does no harm.
     """
 
     look_seconds: float = LOOK_SECONDS
@@ -70,7 +70,7 @@ class LeaderDuty(Duty):
 
 
 def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
-    """Let an entry of the action log be stored; return whether there was room for it."""
+    """Queue an entry of the action log for storage; return whether there was room for it."""
     if len(recorder.actions) >= MAX_KEPT:
         return False
     recorder.actions.append(
@@ -101,10 +101,10 @@ def further_chores(recorder: Recorder | None) -> list[tuple[str, Act]]:
 
 
 class Chores(LeaderDuty):
-    """Does the chores one after the other while this worker leads, once in each period.
+    """Does all chores once in each period, one after the other, while this worker leads.
 
-    A chore that fails is repeated in the next period. Two workers that do the same chore, because
-    one does not know yet that it was deposed, do no harm: the fence rejects its transactions.
+    A failed chore is repeated in the next period. A deposed leader that still does a chore does no
+    harm, because the fence rejects its transactions.
     """
 
     name = "chores"
@@ -116,7 +116,7 @@ class Chores(LeaderDuty):
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         super().__init__(current)
-        # Add jitter: workers must not all run during an election.
+        # Add jitter, so that workers do not all run during an election.
         self.look_seconds = period_seconds * random.uniform(0.9, 1.1)
         self._chores: Sequence[tuple[str, Act]] = (
             *further,

@@ -1,4 +1,4 @@
-"""Opens sessions at the coordinator and makes the member of each."""
+"""Opens sessions at the coordinator, and makes a member for each session."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
-    """The parts of a worker process that each of its members uses."""
+    """The parts of a worker process that all its members use."""
 
     broker: Broker
     filter: QueueFilter
-    # Returns further machines for a registered member.
+    # Returns additional machines for a registered member.
     make_machines: MakeMachines
     actions: Mapping[str, Perform]
     gate: PauseGate
     live: LiveSettings
-    # Called with each watched queue that was sent to; None: no doorbells.
+    # Called with each watched queue that got a message; None without doorbells.
     on_doorbell: Callable[[str], None] | None
     totals: CheckpointTotals
 
 
 class MemberFactory:
-    """Opens sessions and makes the member of each.
+    """Opens sessions, and makes a member for each session.
 
     :ivar connect_seconds: how long one attempt to connect or register may take.
-    :param on_session: called with id and password of every session, and with its timeout, before
-        anything is written in it; and with None after the worker closed it.
+    :param on_session: called with the id and password, and the timeout, of every session before its
+        first write. Called with None after the worker has closed the session.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class MemberFactory:
     def make(
         self, parts: MemberParts, listener: ClaimListener, component: Mapping[str, Any]
     ) -> Member:
-        """Return a member with a session of its own, not registered yet.
+        """Return an unregistered member with a new session.
 
         :raises UnreachableError: the coordinator does not respond in time.
         :raises UsageError: the workers of the app use another broker file.
@@ -107,7 +107,7 @@ class MemberFactory:
                 process=f"host {component['host']}, {of_parent} {component['parent']}",
                 zone=settings.zone,
                 address=settings.address,
-                # As leader, assign no queue before reading which ones are deleted.
+                # As leader, assign no queue before the deleted queues are known.
                 wait_for_deleted=has_dynamic_queues(parts.broker),
                 positions=self._positions,
                 totals=parts.totals,
@@ -116,7 +116,7 @@ class MemberFactory:
         return member
 
     def _open(self, broker: Broker) -> Client:
-        """Return a client with a session, after everything that would refuse this worker."""
+        """Return a client with a session, after all checks that may refuse this worker."""
         settings = self._settings
         client = connect(
             settings.coordinator,
@@ -130,7 +130,7 @@ class MemberFactory:
             client.stop()
             raise
         try:
-            # Check before the parent learns of the session: it restarts a worker that had one.
+            # Check before reporting the session: the parent restarts a worker that had a session.
             check_rights(client, self._layout, self.connect_seconds)
             check_format_level(client, self._layout)
             self._check_broker(client, broker)
@@ -141,13 +141,14 @@ class MemberFactory:
         return client
 
     def _machines(self, parts: MemberParts, member: Member) -> Sequence[Machine]:
-        """Return the machines that a registered member runs beside its ownership of queues."""
+        """Return the additional machines of a registered member."""
         fleet = self._layout.fleet
         parts.gate.shut()
         return [
             *parts.make_machines(self._layout, member),
             ActionsWatch(fleet, member.name, parts.actions, wall=time, call=member.call),
-            # Put it before the pauses, whose node opens the gate: jobs start with current settings.
+            # Watch settings before the pauses, whose node opens the gate. So jobs start with
+            # current settings.
             SettingsWatch(fleet.settings, parts.live),
             PauseWatch(
                 fleet.holds,
@@ -166,21 +167,21 @@ class MemberFactory:
             check_broker(client, self._layout, node, self.connect_seconds)
 
     def check_format_level(self) -> None:
-        """Raise RejectedError if this version is too old by now, once its worker is registered."""
+        """Raise RejectedError if this version has become too old for its registered worker."""
         if self._client is not None:
             check_format_level(self._client, self._layout)
 
     def close(self, member: Member) -> bool:
-        """Stop a member and close its session; return whether its session is over."""
+        """Stop a member and close its session; return whether the session is over."""
         member.stop()
         over = self._client is None or self._client.session_over
         self._client = self._member = None
-        if over:  # otherwise, the parent closes the session after this process
+        if over:  # otherwise, the parent closes the session after the death of this process
             self._on_session(None, None)
         return over
 
     def count_interrupted(self, in_flight: Sequence[InFlight], reason: str) -> int:
-        """Count the attempts that an earlier session interrupted; return how many."""
+        """Count the attempts that the end of an earlier session interrupted; return the count."""
         if self._client is None or not in_flight:
             return 0
         counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)
@@ -192,7 +193,7 @@ class MemberFactory:
             warn_of_server(self._client)
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
-        """Return which workers have these queues, see `fleet_survey`; without a session, none."""
+        """Return the workers of these queues, see `fleet_survey`; no workers without a session."""
         if self._client is None or self._member is None:
             return FleetSurvey(sorted(queues), {})
         return fleet_survey(self._client, self._layout, self._positions, self._member.name, queues)

@@ -1,6 +1,6 @@
 """The duty "registration": keeps a worker process registered at the coordinator.
 
-When a registration is over, the process registers again as a new worker.
+After the end of a registration, the process registers again as a new worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REGISTER_BACKOFF = Backoff(0.1, 5.0)
 class ClaimEvents:
     """Passes the events of one registration to the dispatcher, and counts them.
 
-    Each registration has its own: events of an older one never reach the newer one.
+    Each registration has a separate object, so events of an old registration never reach a new one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ClaimEvents:
         history: Recorder | None,
     ) -> None:
         self.member: Member | None = None
-        # Set when the registration has ended for good.
+        # Set when the registration has ended permanently.
         self.over = Event()
         self._dispatcher = dispatcher
         self._counters = counters
@@ -99,9 +99,9 @@ class ClaimEvents:
 
 
 class MembershipLoop(Duty):
-    """Registers a worker process, and registers it again whenever its session is over.
+    """Registers a worker process, and registers it again after each end of its session.
 
-    :param make_events: makes the receiver of the events of one registration.
+    :param make_events: makes the receiver of a registration's events.
     :param in_flight: the messages in flight. When a session ends, their attempts are counted.
     """
 
@@ -127,7 +127,7 @@ class MembershipLoop(Duty):
         self._on_start_error = on_start_error
 
     def run(self) -> None:
-        """Register; if that fails, the worker stops. Later attempts are retried forever."""
+        """Register; a first failure stops the worker. Later failures are retried forever."""
         events = self._make_events()
         try:
             self._register(events)
@@ -168,15 +168,15 @@ class MembershipLoop(Duty):
             try:
                 self._register(events)
                 return events
-            except (UnreachableError, NodeRefusedError, UsageError) as error:  # it was all right
+            except (UnreachableError, NodeRefusedError, UsageError) as error:  # first start worked
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spreads pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
 
     def _count_interrupted(self, worker: str) -> None:
         """Count the attempts that the lost session of a worker interrupted."""
-        # Their jobs may still run. The next owners run them again, and know of these attempts
-        # only from their records.
+        # The jobs of these messages may still run. The next owners run the messages again, and know
+        # of these attempts only from the recorded counts.
         in_flight = self._in_flight.of_worker(worker)
         reason = f"{worker}: its session expired while the job ran"
         try:
@@ -198,14 +198,14 @@ class MembershipLoop(Duty):
             )
 
     def _wait_for_end(self, events: ClaimEvents) -> None:
-        """Wait for the end of the registration in force, and close its session."""
+        """Wait for the end of the current registration, and close its session."""
         events.over.wait()
         member = events.member
         self._current.member = None
         if member is None:
             return
         if member.failure is not None:
-            # Its jobs still run: `close` ends the session after the drain.
+            # The jobs of this member still run: `close` ends the session after the drain.
             self._current.failed = member
             raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
         self._members.close(member)
@@ -216,7 +216,7 @@ class MembershipLoop(Duty):
 
 
 def leave(members: MemberFactory, current: CurrentMember) -> None:
-    """End the registration in force, if there is one: step 5 of the shutdown."""
+    """End the current registration, if any: step 5 of the shutdown."""
     member = current.member or current.failed
     current.member = current.failed = None
     if member is None:

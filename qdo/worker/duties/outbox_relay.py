@@ -1,7 +1,7 @@
 """The duty "outbox": sends the messages of SQL outboxes. Only the leader of the fleet does it.
 
-Drivers of databases block their thread, such as SQLite's while another process has the lock. So a
-relay runs in gevent's pool of native threads, and the event loop serves the queues meanwhile.
+Database drivers block their thread, for example SQLite's while another process has the lock. So a
+relay runs in gevent's pool of native threads, and the event loop continues to serve the queues.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 # Pause after an error of the database or the broker.
 RETRY_SECONDS = 5.0
-# How often the leader counts the rows that wait, and those that are refused.
+# How often the leader counts waiting and refused rows.
 COUNT_SECONDS = 10.0
 
 
 class Relay(LeaderDuty):
     """Empties the outboxes of an app.
 
-    :ivar quiet: the last look found every outbox empty, or another worker leads.
-    :raises UnsupportedError: the broker does not deduplicate, or not for long enough.
+    :ivar quiet: whether the last look found every outbox empty, or another worker leads.
+    :raises UnsupportedError: the broker does not deduplicate, or does so for too short a time.
     """
 
     name = "outbox"
@@ -55,9 +55,9 @@ class Relay(LeaderDuty):
         self._broker = broker
         self.quiet = False
         self._count_at = 0.0
-        # By the numbers of their outboxes: the relays whose databases have not answered yet.
+        # The relays whose databases have not answered yet, by outbox number.
         self._running: dict[int, Any] = {}
-        # By table, only while this worker leads: what `OutboxTable.counts` returned.
+        # The results of `OutboxTable.counts` by table, only while this worker leads.
         self.counts: dict[str, tuple[int, int, int]] = {}
 
     def follow(self, member: Member | None) -> None:
@@ -66,14 +66,14 @@ class Relay(LeaderDuty):
         self.counts = {}
 
     def lead(self, member: Member) -> float:
-        """Relay all rows there are."""
+        """Relay all waiting rows."""
         running = self._running
         counts = clock() >= self._count_at
         for number, outbox in enumerate(self._outboxes):
             if number not in running:
                 thread_pool = gevent.get_hub().threadpool
                 running[number] = thread_pool.spawn(self._relay, outbox, counts)
-        # A database that does not answer delays only its own rows.
+        # An unresponsive database delays only its own rows.
         gevent.wait([*running.values()], timeout=POLL_SECONDS)
         ended = [number for number, relay in running.items() if relay.ready()]
         results = [running.pop(number).get() for number in ended]

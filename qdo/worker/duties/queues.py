@@ -1,7 +1,7 @@
 """The duty "discovery": the leader creates and maintains the nodes of the broker's queues.
 
-The rebalancer assigns only queues that have a node. Of brokers whose queues come and go, the
-leader also maintains the existing nodes. `QueueInventory` decides, without I/O.
+The rebalancer assigns only queues that have a node. If a broker's queues come and go, the leader
+also maintains the existing nodes. `QueueInventory` makes the decisions without I/O.
 
 =========  ============================================================  =======================
 queue      meaning                                                       next
@@ -44,22 +44,22 @@ from qdo.worker.duties.streams import OPEN_SECONDS, ShardOpener
 
 _log = logging.getLogger(__name__)
 
-# How often the leader reads the progress of parents for which queues wait.
+# How often the leader reads the progress of parents whose children wait.
 PARENTS_SECONDS = 1.0
-# Nodes read again with each list: an operator may have changed one.
+# Nodes that the leader reads again with each list, because an operator may have changed them.
 REREAD_PER_LIST = 5000
-# Nodes parsed in one go, which takes some 10 ms; then other greenlets may run.
+# Nodes parsed before other greenlets may run. Parsing this many takes about 10 ms.
 READ_AT_ONCE = 1000
-# Queues retired, restored or marked finished in one step, to keep each step short.
+# Maximum queues to retire, restore or mark as finished in one step, which must be short.
 CHANGED_AT_ONCE = 100
 NAMES_SHOWN = 20
-# How often the other workers check whether they lead: a look at their own memory.
+# How often workers that do not lead check for leadership. The check only reads their memory.
 LEADER_LOOK_SECONDS = 0.1
-# Queues whose names arrive within this time are created together.
+# Time to collect arriving names, whose queues are then created together.
 SOON_SECONDS = 0.05
 # Pause after a failure of the coordinator.
 RETRY_SECONDS = 1.0
-# Maximum time between two rounds for queues that come and go: the term may have changed unseen.
+# Maximum time between two rounds for queues that come and go. The term may have changed unnoticed.
 RECONCILE_SECONDS = 5.0
 _NEVER = float("inf")
 
@@ -67,11 +67,11 @@ _NEVER = float("inf")
 class QueueInventory:
     """The queues of one broker and their nodes, in one term of the leader.
 
-    :ivar complete: every node that existed at the beginning of the term has been read.
+    :ivar complete: whether the leader has read every node that existed at the start of the term.
     :ivar deleted: queues whose nodes are marked as deleted, by the leader or an operator.
     :ivar finished: queues whose nodes are at the end position.
     :ivar reopened: finished queues that were recreated under the same name.
-    :ivar nodes: names of all queue nodes, as last listed.
+    :ivar nodes: names of all queue nodes in the last list.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class QueueInventory:
         self._waiting: dict[str, tuple[str, ...]] = {}
 
     def read(self, names: Iterable[str], nodes: Mapping[str, QueueNode]) -> None:
-        """Record the nodes of these names; `nodes` holds those that exist."""
+        """Record the nodes of these queues; `nodes` holds the existing ones."""
         for name in names:
             node = nodes.get(name, NEW)
             _put(self.deleted, name, node.deleted)
@@ -100,7 +100,7 @@ class QueueInventory:
             _put(self.finished, name, over)
 
     def listed(self, names: Collection[str], parents: Mapping[str, tuple[str, ...]]) -> None:
-        """Record a list of the broker, requested after the nodes were read."""
+        """Record the broker's list of queues, requested after the nodes were read."""
         self._listed = frozenset(names)
         self._parents = dict(parents)
         for name, awaited in list(self._waiting.items()):
@@ -118,7 +118,7 @@ class QueueInventory:
         return sorted(name for name, count in self._misses.items() if count >= limit)
 
     def settled(self, name: str) -> None:
-        """Record that the node of a queue was changed, or cannot be changed for now."""
+        """Record that the node of a queue was changed, or currently cannot be changed."""
         self._misses.pop(name, None)
         if name not in self.deleted:
             self.finished.discard(name)  # until its node is read again
@@ -128,14 +128,14 @@ class QueueInventory:
         return sorted((self._retired & self._listed) - self.finished)
 
     def over(self, parent: str) -> bool:
-        """Return whether a queue no longer keeps its children waiting."""
+        """Return whether the children of a queue may start."""
         if parent in self.nodes:
             vanished = parent in self._retired and parent not in self._listed
             return (parent in self.finished and parent not in self.reopened) or vanished
         return parent not in self._listed
 
     def wait(self, name: str, parents: Sequence[str]) -> bool:
-        """Let a queue wait for its parents; return whether it was not waiting before."""
+        """Let a queue wait for its parents; return whether the wait is new."""
         new = name not in self._waiting
         self._waiting[name] = tuple(parents)
         return new
@@ -145,19 +145,19 @@ class QueueInventory:
         return self._waiting.keys()
 
     def awaited(self) -> list[str]:
-        """Return the parents to read again: unfinished, and queues wait for them."""
+        """Return the unfinished parents for which queues wait, to be read again."""
         wanted = {parent for parents in self._waiting.values() for parent in parents}
         return sorted((wanted & self.nodes) - self.finished)
 
     def take_ready(self) -> list[str]:
-        """Return the queues whose parents are all over now; they no longer wait."""
+        """Remove and return the waiting queues whose parents are all over."""
         ready = [name for name, parents in self._waiting.items() if all(map(self.over, parents))]
         for name in ready:
             del self._waiting[name]
         return sorted(ready)
 
     def to_mark_finished(self) -> list[str]:
-        """Return the finished queues to be marked so: all their children have nodes."""
+        """Return the finished queues to mark as finished: all their children have nodes."""
         over = self.finished - self.deleted
         if not over:
             return []
@@ -180,7 +180,7 @@ def _put(names: set[str], name: str, among: bool) -> None:
 class QueueReconciler:
     """Maintains the queue nodes of a broker for one term of the leader.
 
-    A failure is raised, and the next step repeats the work.
+    Its methods raise every failure. The next step repeats the work.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -190,7 +190,7 @@ class QueueReconciler:
         self._inventory = QueueInventory(self._end_text, self._missing_lists)
         self._names: Sequence[str] | None = None
         self._parents: dict[str, tuple[str, ...]] = {}
-        # Nodes still to be read again.
+        # The nodes that must still be read again.
         self._round: list[str] = []
         self._excluded: frozenset[str] = frozenset()
         self._logged_waiting: set[str] = set()
@@ -200,16 +200,16 @@ class QueueReconciler:
 
     @property
     def nodes(self) -> AbstractSet[str]:
-        """The names of all queue nodes, as last seen."""
+        """The names of all known queue nodes."""
         return self._inventory.nodes
 
     @property
     def count(self) -> int:
-        """The number of queue nodes, without those marked as deleted."""
+        """The number of queue nodes that are not marked as deleted."""
         return len(self._inventory.nodes - self._inventory.deleted)
 
     def look(self, queues: LeaderQueues) -> bool:
-        """Update the names of all queue nodes, first read all; return False if they are unknown."""
+        """Update the names of all queue nodes; return False if they are unknown."""
         names = queues.queue_names()
         if names is None:
             return False
@@ -223,7 +223,7 @@ class QueueReconciler:
         return True
 
     def listed(self, names: Sequence[str]) -> bool:
-        """Record a list of the broker; return False if the parents of its queues are unknown."""
+        """Record the broker's list of queues; return False if their parents are unknown."""
         if self._listed and not names and self._missing_lists is not None:
             _log.warning(
                 "the broker no longer lists any queue, after %s; retiring them after %s in a row",
@@ -232,7 +232,7 @@ class QueueReconciler:
             )
         self._listed = len(names)
         if self._end_text is not None:
-            # The names of waiting queues may belong to recreated queues by now.
+            # A waiting queue may have been recreated under the same name.
             known = self._parents.keys() - self._inventory.waiting
             try:
                 self._parents = {
@@ -253,9 +253,9 @@ class QueueReconciler:
         return True
 
     def _find_reopened(self, names: Sequence[str]) -> None:
-        """Find finished queues that were recreated under the same name, and log new ones."""
+        """Find finished queues that were recreated under the same name; log new findings."""
         inventory = self._inventory
-        # The finished ones were read before the broker was asked for the list.
+        # The leader read the finished queues before it requested the list from the broker.
         reopened = {
             name
             for name in names
@@ -271,7 +271,7 @@ class QueueReconciler:
         inventory.reopened = reopened
 
     def reread_some(self, queues: LeaderQueues) -> None:
-        """Read some of the nodes again that others may have changed, in turn."""
+        """Read the next few nodes again, in turn: an operator may have changed them."""
         if not self._round:
             self._round = list(self._inventory.deleted)
             if self._end_text is not None:
@@ -281,7 +281,7 @@ class QueueReconciler:
         self._read(queues, some)
 
     def act(self, queues: LeaderQueues, fresh: Sequence[str], now: float) -> float:
-        """Update all queue nodes, create those of `fresh`; return the seconds to the next step."""
+        """Update queue nodes and create nodes for `fresh`; return the seconds to the next step."""
         self._start(queues, fresh, now)
         inventory = self._inventory
         more = self._change(
@@ -297,7 +297,7 @@ class QueueReconciler:
             queues, inventory.to_mark_finished(), mark, "marked %s as finished: %s"
         )
         if more:
-            return 0.0  # excluding each part by itself would make the rebalancer plan each time
+            return 0.0  # each exclusion makes the rebalancer plan: exclude all at once
         self._exclude_deleted(queues)
         busy = inventory.waiting or inventory.finished - inventory.deleted
         return PARENTS_SECONDS if busy else _NEVER
@@ -306,7 +306,7 @@ class QueueReconciler:
         """Create the nodes of new queues, and of queues whose parents are over."""
         inventory = self._inventory
         if self._end_text is not None:
-            # The parents of the others are unknown until the next list.
+            # The parents of all other queues are unknown until the next list.
             fresh = [name for name in fresh if name in self._parents]
         new = [name for name in fresh if not self._must_wait(name)]
         if inventory.waiting and now >= self._parents_at:
@@ -317,7 +317,7 @@ class QueueReconciler:
         if new:
             queues.create_queues(new)
         if ready:
-            # They are children of queues of this app, unless the app had no queue before.
+            # New queues are children of this app's queues, unless the app had no queue before.
             queues.create_queues(ready, self._broker.catalog.child_start if inventory.nodes else 0)
         waiting = set(inventory.waiting)
         _log_names(
@@ -334,7 +334,7 @@ class QueueReconciler:
     def _change(
         self, queues: LeaderQueues, names: list[str], change: Change, template: str
     ) -> bool:
-        """Change some nodes; return whether any are left to change."""
+        """Change some nodes; return whether more nodes must be changed."""
         some = names[:CHANGED_AT_ONCE]
         done = []
         for name in some:
@@ -363,7 +363,8 @@ class QueueReconciler:
             self._inventory.read(some, queues.read_queues(some))
 
     def _exclude_deleted(self, queues: LeaderQueues) -> None:
-        # Repeated each time: a rebalancer that lost and regained leadership has forgotten them.
+        # Repeated each time: a rebalancer that regained leadership has forgotten the excluded
+        # queues.
         if self._inventory.deleted != self._excluded:
             self._excluded = frozenset(self._inventory.deleted)
         queues.exclude_deleted(self._excluded)
@@ -376,13 +377,13 @@ def _log_names(template: str, names: Iterable[str]) -> None:
 
 
 def has_dynamic_queues(broker: Broker) -> bool:
-    """Return whether queues of this broker vanish or end. Then their nodes must be read."""
+    """Return whether queues of this broker vanish or end, so their nodes must be read."""
     can = broker.capabilities
     return can.missing_lists_before_retire is not None or can.end_position_text is not None
 
 
 class Discovery(Duty):
-    """Creates nodes for the broker's queues while its member leads."""
+    """Creates nodes for the broker's queues while this worker's member leads."""
 
     name = "discovery"
 
@@ -397,7 +398,7 @@ class Discovery(Duty):
         self._wanted = Event()
         self._leader: LeaderQueues | None = None
         self._reconciler: QueueReconciler | None = None
-        # Names listed or handed over in this term.
+        # The names that were listed or received in this term.
         self._known: set[str] = set()
         # Names received since the last step.
         self._fresh: set[str] = set()
@@ -414,7 +415,7 @@ class Discovery(Duty):
             self._wanted.clear()
 
     def names_received(self, names: Iterable[str]) -> bool:
-        """Record queues that received messages; return whether one of them is new here."""
+        """Record queues that received messages; return whether any of them is new."""
         fresh = set(names) - self._known
         if self._opener is not None:
             fresh -= self._opener.hidden
@@ -431,7 +432,7 @@ class Discovery(Duty):
             return LEADER_LOOK_SECONDS
         now = self._clock()
         if member is not self._leader:
-            # Remember nothing from an earlier leader or term. Creating a node that exists is
+            # Forget the queues of an earlier leader or term. Creating an existing node is
             # harmless, but a queue without a node is never processed.
             self._leader = member
             self._known.clear()
@@ -464,12 +465,12 @@ class Discovery(Duty):
         if lists:
             self._list_at = now + self._broker.catalog.list_seconds
             self._known = set(self._list() or ())
-            # Most of a hundred thousand names have nodes already.
+            # Of a hundred thousand names, most already have nodes.
             fresh |= self._known.difference(nodes or ())
         if self._opener is not None and (fresh or lists or now >= self._open_at):
             self._open_at = now + OPEN_SECONDS
             fresh |= self._opener.step(queues.read_queues)
-            fresh -= self._opener.hidden  # which was read after their names
+            fresh -= self._opener.hidden  # `hidden` was read after the names
             self._open_at = self._open_at if self._opener.hidden else _NEVER
         self._fresh = set()
         self._known |= fresh
@@ -497,7 +498,7 @@ class Discovery(Duty):
 
     def _list(self) -> list[str] | None:
         try:
-            # One string object per name: other parts keep the names too.
+            # Intern the names, because other parts keep them too.
             return list(map(sys.intern, self._broker.catalog.names()))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
@@ -508,7 +509,7 @@ class Discovery(Duty):
             return None
 
     def _fitting(self, names: list[str], count: int) -> list[str]:
-        """Return the new queues that get a node; the `count` queues that have one keep it."""
+        """Return the new queues that get a node; the `count` existing nodes stay."""
         if self._broker.max_queues is None:
             return names
         room = max(0, self._broker.max_queues - count)

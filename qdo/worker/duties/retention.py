@@ -1,6 +1,6 @@
-"""The duty "retention": trims processed messages and dead letters that are old enough.
+"""The duty "retention": trims old processed messages and old dead letters.
 
-Each owner trims its own queues: only the owner knows the position up to which they are processed.
+Each owner trims its own queues, because only the owner knows their processed positions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from qdo.worker.engine.slot import Slot
 
 _log = logging.getLogger(__name__)
 
-# A queue is trimmed this often, as a share of the retention time, within the limits below.
+# Time between trims of a queue, as a share of the retention time, within the limits below.
 PERIOD_SHARE = 0.05
 PERIOD_MIN_SECONDS = 10.0
 PERIOD_MAX_SECONDS = 3600.0
-# A queue is trimmed at least this often if its dead letters are limited.
+# Maximum time between trims of a queue with limited dead letters.
 DEAD_LETTERS_SECONDS = 60.0
 
 
@@ -53,7 +53,7 @@ class Retention(Duty):
         while True:
             if self._changed.wait(self.step()):
                 self._changed.clear()
-                # The next round begins as early as the changed settings ask for.
+                # The next round begins as early as the changed settings require.
                 self._round_ends = min(self._round_ends, self._clock() + self._period())
 
     def step(self) -> float:

@@ -31,29 +31,29 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Counters, Slot, SlotState
 from qdo.worker.runs import Runs
 
-# How often the component node is refreshed, at least.
+# Maximum time between two updates of the component node.
 REFRESH_SECONDS = 10.0
-# A dead worker stays registered for a whole session timeout: `qdo workers` shows by the age of its
-# report that it is silent.
+# Minimum number of reports per session timeout. A dead worker stays registered for a session
+# timeout, and `qdo workers` shows it as silent by the age of its last report.
 REPORTS_PER_SESSION = 3
-# At most this many queues are listed, those farthest behind: many clients read component nodes.
+# Maximum queues to list: those farthest behind. Many clients read component nodes.
 MOST_QUEUES = 100
-# At most this many paused jobs are listed, with so much of each error.
+# Maximum paused jobs to list, and maximum length of each error.
 MOST_JOBS = 20
 ERROR_CHARACTERS = 200
-# Queues less far behind are not listed, nor are messages that have run for less, and jobs that rest
-# for less.
+# Minimum lag of a listed queue, run time of a listed message, and pause of a listed job.
 WORTH_SECONDS = 1.0
-# A worker is starved that waits for a processor for the first share of its time, and for the second
-# one of the time in which it could run. Idle workers on a machine with six busy processes for each
-# processor wait for 0.07 of their time, and busy ones beside three others for 0.75 of what they
-# want; one with a hundredth of a processor waits for 0.4 to 0.9, and for 0.98 of what it wants.
+# Two limits of a starved worker. It waits for a processor for the first share of its time, and for
+# the second share of the time in which it could run. Idle workers on a machine with six busy
+# processes per processor wait for 0.07 of their time. Busy workers beside three others wait for
+# 0.75 of the time in which they could run. A worker with a hundredth of a processor has shares of
+# 0.4 to 0.9 and of 0.98.
 WAITED_SHARE = 0.33
 WANTED_SHARE = 0.8
 
 
 class ProcessorWaits:
-    """For how much of the last `STARVED_SECONDS` a thread has waited for a processor."""
+    """Measures the share of `STARVED_SECONDS` for which a thread has waited for a processor."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float, float]] = deque()
@@ -61,7 +61,7 @@ class ProcessorWaits:
     def look(self, now: float, waited: float, ran: float) -> float | None:
         """Return the share of the time if the thread is starved.
 
-        `waited` and `ran` are seconds so far.
+        `waited` and `ran` are the total seconds so far.
         """
         self._marks.append((now, waited, ran))
         while len(self._marks) > 1 and self._marks[1][0] <= now - STARVED_SECONDS:
@@ -78,7 +78,7 @@ class ProcessorWaits:
 
 
 class MinuteCounts:
-    """The counts of the last hour, from what has been added to the totals since the last look."""
+    """The counts of the last hour, from the increases of the totals at each look."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -90,10 +90,11 @@ class MinuteCounts:
         newest = int(now // 60)
         counters = self._counters
         failed = counters.unsuccessful - counters.skipped
-        # Messages pay nothing for this, and count up to a report later than they end.
+        # This costs nothing per message. A message counts up to one report after its end.
         row = self._minutes.setdefault(newest, [0, 0, 0])
         for column, total in enumerate((counters.processed, failed, counters.dead_lettered)):
-            # An attempt that turns out not to count is taken back: a total may shrink for a while.
+            # The engine takes back an attempt that must not count, so a total may shrink for a
+            # while.
             row[column] += max(0, total - self._before[column])
             self._before[column] = max(total, self._before[column])
         shown = range(newest, newest - MINUTES, -1)
@@ -110,7 +111,7 @@ def _without_last_zeros(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 class StatusReport(Duty):
-    """Writes the status of a worker to its component node, also when `due` is set."""
+    """Writes the status of a worker to its component node regularly, and when `due` is set."""
 
     name = "component"
     ends_at_drain = False
@@ -196,9 +197,9 @@ class StatusReport(Duty):
         }
 
     def _long_runs(self) -> tuple[tuple[str, str, int, float, float | None], ...]:
-        """Return queue, id, attempt, seconds, and usual seconds if the message runs for longer."""
-        # Of messages that an earlier report has seen: the seconds are too few by the time between
-        # two reports at most.
+        """Return queue, id, attempt, seconds, and for unusually long runs the usual seconds."""
+        # List messages that an earlier report has seen. The seconds are too few by at most the time
+        # between two reports.
         runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
         longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))
         items = []
@@ -228,7 +229,7 @@ def lags(slots: Iterable[Slot]) -> dict[str, float]:
     """Return the age in seconds of the first unprocessed message, by queue."""
     behind = []
     for slot in slots:
-        # Only polled brokers have subscriptions: of others every client can read the lag.
+        # Only polled brokers have subscriptions. Every client can read the lag at other brokers.
         seconds = None if slot.subscription is None else slot.subscription.behind_seconds()
         if seconds is not None and seconds >= WORTH_SECONDS:
             behind.append((seconds, slot.queue))

@@ -1,8 +1,8 @@
 """Open the hidden shards of streams whose parents are done: a step of the leader's discovery.
 
-It reads what only grows: the end of a sealed parent, and the recorded `last`. So an old answer
-delays a shard and never opens one too early, and it does no harm if two workers do this at once, or
-one that led long ago.
+This step reads only values that grow: the end of a sealed parent, and the recorded `last`. So an
+outdated answer may delay a shard, but never opens a shard too early. Two workers, or a deposed
+leader, may do this at once without harm.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from qdo.text import join_some
 
 _log = logging.getLogger(__name__)
 
-# How often the parents of hidden shards are looked at.
+# How often the leader checks the parents of hidden shards.
 OPEN_SECONDS = 0.5
 
 
 class ShardOpener:
     """Opens hidden shards.
 
-    :ivar hidden: those that remained hidden at the last look.
+    :ivar hidden: the shards that remained hidden at the last check.
     """
 
     def __init__(self, streams: StreamStore) -> None:
@@ -31,14 +31,14 @@ class ShardOpener:
         self.hidden: frozenset[str] = frozenset()
 
     def step(self, read: Callable[[Sequence[str]], Mapping[str, QueueNode]]) -> set[str]:
-        """Look at the hidden shards once; return those that it opened. `read` reads nodes."""
+        """Check the hidden shards once, and return the opened ones; `read` reads nodes."""
         shards = self._streams.resharded()
         waiting = [each for each in shards if each.hidden]
         if not waiting:
             self.hidden = frozenset()
             return set()
         nodes = read(sorted({name for each in waiting for name in each.parents}))
-        # The end of a damaged node is unknown: its children wait.
+        # The end of a damaged node is unknown, so its children wait.
         last = {name: node.last for name, node in nodes.items() if node.fault is None}
         by_name = {each.queue: each for each in shards}
         opened = {each.queue for each in waiting if are_done(each, by_name, last)}

@@ -8,8 +8,8 @@ between sending and recording   its successor sends again; the broker recognizes
                                 the message's deduplication key and stores nothing
 ==============================  ===================================================================
 
-The same applies to two workers at once, for instance when a frozen leader resumes: the version of
-the node, and the leader's fence, let only one of them record.
+The same applies if two workers act at once, for instance when a frozen leader resumes. The node's
+version and the leader's fence let only one of them record.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from qdo.worker.duties.leading import LeaderDuty
 
 _log = logging.getLogger(__name__)
 
-# Longest sleep of the leader: it notices within this time that its clock was set.
+# Longest sleep of the leader, which must notice changes of its clock within this time.
 CLOCK_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-# How often the leader looks at a node that is damaged.
+# How often the leader reads a damaged node.
 REREAD_SECONDS = 60.0
-# Messages that are sent at once.
+# Maximum messages to send at once.
 AT_ONCE = 500
-# By how much a recorded time may be ahead of the clock; more comes from a clock that was wrong.
+# How far a recorded time may be ahead of the clock. A later time comes from a wrong clock.
 AHEAD_SECONDS = 3600.0
-# How long after its removal from the app a new leader deletes the node of a timer.
+# How long after a timer's removal from the app a new leader deletes the timer's node.
 UNUSED_SECONDS = 30 * 86_400.0
 
 
 class TimerSender(LeaderDuty):
-    """Sends each occurrence that is due, and then records it.
+    """Sends each due occurrence, then records it.
 
     :raises UnsupportedError: `unless_waiting` needs a broker that counts messages.
     """
@@ -74,14 +74,14 @@ class TimerSender(LeaderDuty):
         self._timers = app.timers
         self._broker = broker
         self._now = now
-        # When to look at each timer; empty until this worker leads.
+        # The time of the next check of each timer; empty until this worker leads.
         self._looks: dict[str, float] = {}
         self._is_clean = False
         counted = [each.name for each in self._timers.values() if each.unless_waiting]
         if counted and not broker.capabilities.countable:
             what = f"count messages, for unless_waiting of timer {counted[0]!r}"
             raise UnsupportedError(broker="this broker", what=what, remedy="omit unless_waiting")
-        # SQS and Kinesis may reject one message and store the others: these must not come again.
+        # SQS and Kinesis may reject one message and store others, which must not be sent again.
         self._most = AT_ONCE if broker.capabilities.lasting_dedup else 1
         if self._most == 1:
             _log.warning(
@@ -94,7 +94,7 @@ class TimerSender(LeaderDuty):
         self._is_clean = False
 
     def lead(self, member: Member) -> float:
-        """Send and record what is due, as much as the broker takes at once."""
+        """Send and record due occurrences, as many as the broker accepts at once."""
         now = self._now()
         names: list[str] = []
         try:
@@ -113,7 +113,7 @@ class TimerSender(LeaderDuty):
         return min(max(0.0, min(self._looks.values()) - self._now()), CLOCK_SECONDS)
 
     def _clean(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Mark the nodes of timers that the app has no more, and delete those marked long ago."""
+        """Mark the nodes of timers that the app has removed; delete those marked long ago."""
         folder = layout.fleet.timers
         old = self._now() - UNUSED_SECONDS
         nodes = read_timers(client, layout, set(names_below(client, folder)) - set(self._timers))
@@ -126,7 +126,7 @@ class TimerSender(LeaderDuty):
     def _fire(
         self, member: Member, names: list[str], client: Client, layout: Layout, fence: CheckOp
     ) -> int:
-        """Send and record what is due of some timers; one that fails concerns no other."""
+        """Send and record the due occurrences of some timers; failures affect no other timer."""
         now = self._now()
         due: list[DueTimer] = []
         changed: dict[str, TimerNode] = {}
@@ -168,8 +168,8 @@ class TimerSender(LeaderDuty):
     def _reread_ahead(
         self, client: Client, layout: Layout, fence: CheckOp, found: Mapping[str, TimerNode]
     ) -> dict[str, TimerNode]:
-        """Write and read nodes whose last time is far ahead: the coordinator adds its time."""
-        # Either that time comes from a clock that was wrong, or this clock is.
+        """Write and read nodes whose last time is far ahead, to get the coordinator's time."""
+        # Either the recorded time comes from a wrong clock, or this clock is wrong.
         bound = self._now() + AHEAD_SECONDS
         ahead = {
             name: replace(node, refused="its last time is ahead of the clock of its leader")
@@ -182,10 +182,10 @@ class TimerSender(LeaderDuty):
         return read_timers(client, layout, ahead)
 
     def _begin_of(self, name: str, node: TimerNode, timer: Timer) -> int:
-        """Return the time after which the next occurrence is looked for."""
+        """Return the time after which the next occurrence may be."""
         now = int(self._now())
         if node.last <= now + AHEAD_SECONDS:
-            # A schedule that is new, edited or back in the code has missed nothing.
+            # A schedule that is new, edited or restored in the code has not missed any occurrence.
             return node.last if node.when == timer.when else max(now, node.last)
         if node.last <= node.written + AHEAD_SECONDS:
             _log.error(
@@ -206,7 +206,7 @@ class TimerSender(LeaderDuty):
         changed: dict[str, TimerNode],
         failed: dict[str, Exception | None],
     ) -> Exception | None:
-        """Send occurrences, and leave the nodes to be written in `changed`; return why it ended."""
+        """Send occurrences, and put the nodes to write into `changed`; return the error, if any."""
         sent = send_each(
             sorted(due, key=lambda each: each[1].at),
             partial(send_occurrences, self._app),
@@ -220,7 +220,8 @@ class TimerSender(LeaderDuty):
             else:
                 self._retry([name], describe(error) if error else "its queue is busy")
         if sent.ended is not None:
-            # Nothing is known of the others: they stay due, and the next leader may send them.
+            # The state of the other messages is unknown: they stay due, and the next leader may
+            # send them.
             known = {timer.name for (timer, _), _ in sent.done} | set(failed)
             for timer, _ in due:
                 if timer.name not in known:
@@ -230,7 +231,7 @@ class TimerSender(LeaderDuty):
     def _refused(
         self, name: str, old: TimerNode, new: TimerNode, reason: str
     ) -> dict[str, TimerNode]:
-        """Keep an occurrence that was refused for the next try; return the changed node, if any."""
+        """Keep a refused occurrence for the next attempt; return the changed node, if any."""
         self._looks[name] = self._now() + RETRY_SECONDS
         node = replace(new, last=old.last, next=old.next, refused=reason, by=old.by or new.by)
         if node == old:

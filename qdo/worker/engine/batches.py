@@ -11,9 +11,9 @@ it raises something else     no message is done, because the failing one is unkn
                              with attempts, policy and dead letter of its own
 ===========================  ==============================================================
 
-One bad message costs its batch a second run, and itself its attempts. It fails no other message,
-and messages behind it wait no longer than that. A message whose attempts are being counted also
-runs alone. If a message killed its process, as many messages as a batch holds run alone.
+A bad message costs its batch a second run, and uses up only its own attempts. No other message
+fails, and later messages wait only for these runs. A message with counted attempts also runs alone.
+If a message killed its process, as many messages as a batch holds run alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Batches:
         self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
 
     def process(self, turn: Turn) -> TurnResult:
-        """Run one batch, or wait for more messages; return how the turn ended."""
+        """Run one batch, or wait for more messages; return the result of the turn."""
         slot = turn.slot
         claim = turn.claim
         job = turn.job
@@ -73,7 +73,7 @@ class Batches:
         if not rows:
             return TurnResult.TIP
         if not single and len(rows) < job.batch and _is_worth_waiting(turn):
-            # Set once: messages that arrive meanwhile do not prolong the wait.
+            # Set only once, so that arriving messages do not prolong the wait.
             slot.gathering_until = slot.gathering_until or now + job.batch_wait_seconds
             if now < slot.gathering_until:
                 slot.not_before = slot.gathering_until
@@ -95,20 +95,20 @@ class Batches:
             self._in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
 
     def _gather(self, turn: Turn, count: int) -> list[Row]:
-        """Return at least `count` rows; fewer only if the queue has no more, or its claim ends."""
+        """Return at least `count` rows, or fewer if the queue has no more or its claim ends."""
         slot = turn.slot
         claim = turn.claim
         rows = slot.gathered
         if rows is None:
             rows = slot.gathered = []
-        # Rows of an earlier turn may have been taken back while they waited for a full batch.
+        # The broker may have taken back rows of an earlier turn that waited for a full batch.
         self._drop_expired(slot, rows)
         while len(rows) < count:
             slot.limit = min(max(slot.limit, 2 * count), self._fetcher.most)
             batch = self._fetcher.read(slot, claim)
             if batch is None:
                 break
-            # Counted before: `extend` exhausts the iterator.
+            # Count before `extend`, which exhausts the iterator.
             fetched = length_hint(batch)
             rows.extend(batch)
             if not claim.positions.stable:
@@ -131,7 +131,7 @@ class Batches:
         failure = claim.failure
         attempt = 1
         if failure is not None and failure.position == row[0]:
-            # Any message of the batch may have ended the process: each runs alone.
+            # Any message of the batch may have ended the process, so each message runs alone.
             if failure.crashed and slot.singles < turn.job.batch:
                 slot.singles = turn.job.batch
             result = self._resumer.resume(turn, row, failure)
@@ -152,7 +152,7 @@ class Batches:
             self._counters.attempts += 1
             return self._failed(turn, rows[0], batch[0], failure)
         if failure is not None:
-            batch.pop()  # the next turn runs it, once all before it are done
+            batch.pop()  # the next turn runs it, after all earlier messages
         if not self._resumer.may_begin(turn, batch[0].position, alone=len(batch) == 1):
             self._fetcher.clear(slot)
             return TurnResult.MORE
@@ -163,7 +163,7 @@ class Batches:
         try:
             job.call(batch, self._engine.context)  # type: ignore[arg-type]
         except MessageExpired:
-            self._fetcher.clear(slot)  # messages that are still held are read again
+            self._fetcher.clear(slot)  # the next fetch reads held messages again
             return TurnResult.MORE
         except JobAborted:
             counters.attempts += 1
@@ -182,7 +182,7 @@ class Batches:
             return self._failed_whole(turn, rows, batch, error)
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             return self._failed_whole(turn, rows, batch, error)
-        del message  # `running_in` looks for it in this frame: no job runs from here on
+        del message  # `running_in` looks for it in this frame, and no job runs now
         slot.durations.learn(1, self._engine.clock() - began, batch=len(batch))
         self._done(turn, batch)
         return TurnResult.MORE
@@ -199,8 +199,8 @@ class Batches:
         origin = turn.slot.origin
         large_bytes = self._engine.decoder.large_bytes
         try:
-            # Decode all at once, which works for nearly every batch: a call for each message would
-            # take as long as decoding it.
+            # Decode all messages in one call, which works for nearly every batch. A call for each
+            # message would double the time.
             return Batch(
                 [
                     Message(queue, position, loads(body), key, NO_HEADERS, fence, attempt, origin)
@@ -225,7 +225,7 @@ class Batches:
 
     def _done(self, turn: Turn, batch: list[Message]) -> None:
         self._counters.attempts += len(batch)
-        # Empty if the first message has failed: nothing has succeeded then.
+        # If the first message failed, the batch is empty, and no message has succeeded.
         if batch:
             turn.note_successes(len(batch))
             turn.claim.done = batch[-1].position
@@ -283,7 +283,7 @@ def _is_worth_waiting(turn: Turn) -> bool:
 
 
 def _update_failure_position(claim: Claim, rows: list[Row]) -> None:
-    """Update the position of the claim's failed message to the one under which it came again."""
+    """Set the position of the claim's failed message to the position of its new delivery."""
     failure = claim.failure
     if failure is None:
         return

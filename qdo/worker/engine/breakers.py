@@ -1,9 +1,9 @@
-"""Circuit breakers: a job pauses when all that it does fails, instead of using up attempts.
+"""Circuit breakers: a job pauses when all its attempts fail, instead of using them up.
 
-If the database of a job is away, each of its messages fails. Attempts would end within seconds, and
-with them thousands of messages that nothing is wrong with. Only failures count here that
-`qdo.refusals` takes for one of a server or a connection: another one may be a bug, and a message
-with a bug should not wait for others to succeed.
+If the database of a job is away, each of its messages fails. Within seconds, thousands of good
+messages would use up their attempts. Only failures that `qdo.refusals` classifies as a server's or
+a connection's count here. Other failures may be bugs, and a message with a bug should not wait for
+the success of others.
 
 ========  ==================================================  =====================================
 a job is  meaning                                             next
@@ -17,9 +17,9 @@ open      one attempt for each pause, which grows from        closed: an attempt
 spent     attempts count, however many fail                   closed: an attempt succeeds
 ========  ==================================================  =====================================
 
-The third state is for a fault that stays, such as one in the job: its messages end by their policy.
-An error that a rule of the policy names is not counted here: the app has decided what it means.
-See Nygard, Release It!, 2nd edition, "Circuit Breaker".
+The state "spent" is for a lasting fault, such as a bug in the job. Its messages end by their
+policy. An error that a rule of the policy names is not counted here, because the app has decided
+its meaning. See Nygard, Release It!, 2nd edition, "Circuit Breaker".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAILURES = 20
 LINES = 5
 PAUSE = Backoff(0.5, 10.0)
 OPEN_SECONDS = 900.0
-# How soon all messages continue after a success: each queue or key that waits looks so often.
+# How often each waiting queue or key checks whether messages may continue after a success.
 LOOK_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 class Breaker:
     """The circuit breaker of one job in one worker process.
 
-    :ivar paused: whether the job is open: attempts do not count.
-    :ivar why: the error that it was paused for.
+    :ivar paused: whether the breaker is open, so that attempts do not count.
+    :ivar why: the error for which the job was paused.
     """
 
     def __init__(self, job: str, clock: Callable[[], float], jitter: Callable[[], float]) -> None:
@@ -61,21 +61,21 @@ class Breaker:
         self._pauses = 0
 
     def left_seconds(self) -> float:
-        """Return how long an attempt must wait before it asks again; 0 if one may begin."""
+        """Return how long an attempt must wait before it asks again; 0 if it may begin."""
         if not self.paused:
             return 0.0
         return min(LOOK_SECONDS, max(0.0, self._next_at - self._clock()))
 
     def admit(self) -> float:
-        """Let one attempt begin and return 0, or return how long it must wait."""
+        """Let an attempt begin and return 0, or return how long it must wait."""
         seconds = self.left_seconds()
-        # Planned before the attempt ends: only one is tried after each pause.
+        # Set before the attempt ends, so that only one attempt begins after each pause.
         if self.paused and not seconds:
             self._plan(self._clock())
         return seconds
 
     def failed(self, line: tuple[str, object], error: BaseException) -> bool:
-        """Count a failed attempt; return whether it is excused, because the job is paused.
+        """Count a failed attempt; return whether a pause of the job excuses it.
 
         :param line: a queue, and the key or position of the message if others need not wait for it.
         """
@@ -92,14 +92,14 @@ class Breaker:
             )
         if self.paused or self._spent:
             return self.paused
-        # By name: each error from the process of a job has a class of its own.
+        # Compare names, because each error from a job's process has a separate class.
         kind = f"{type(error).__module__}:{type(error).__qualname__}"
         if kind != self._kind:
             self._kind = kind
             self._failures = 0
             self._lines.clear()
         self._failures += 1
-        # More than `LINES` would only take memory.
+        # More entries than `LINES` would only take memory.
         if len(self._lines) < LINES:
             self._lines.add(line)
         if self._failures >= FAILURES and len(self._lines) >= LINES:
@@ -107,7 +107,7 @@ class Breaker:
         return self.paused
 
     def succeeded(self) -> None:
-        """Take note of an attempt that succeeded."""
+        """Record a successful attempt."""
         if self.paused:
             seconds = self._clock() - self._opened_at
             _log.warning("job %s: continues after a pause of %.1f s", self._job, seconds)

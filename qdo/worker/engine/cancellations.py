@@ -1,7 +1,7 @@
-"""Cancel messages of owned queues: only the owner knows which messages have started.
+"""Cancel messages of owned queues, because only the owner knows the started messages.
 
-A cancelled message is recorded in the queue's node, behind `last`. So the next owner does not
-start it either. The queue runs in lanes until it has passed the message.
+A cancelled message is recorded in the queue's node, after `last`. So the next owner does not start
+it, either. The queue runs in lanes until it has passed the message.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _POSITION = itemgetter(0)
 
-# How long a cancellation may take to be recorded; an operator's command waits for it.
+# Maximum time for recording a cancellation, for which an operator's command waits.
 RECORD_SECONDS = 5.0
 
 
 class CannotCancelError(Exception):
-    """The messages cannot be cancelled by this process now; the text says why."""
+    """This process cannot cancel the messages now; the text gives the reason."""
 
 
 class Cancellations:
@@ -37,10 +37,10 @@ class Cancellations:
         self._slots = slots
 
     def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages, and record that; return the outcome for each.
+        """Cancel messages and record the cancellations; return the outcome for each message.
 
-        :raises CannotCancelError: this process does not own the queue, or does not know whether
-            the cancellation is recorded. Nothing is certain then.
+        :raises CannotCancelError: this process does not own the queue, or does not know whether the
+            cancellation is recorded. In the second case the outcome is unknown.
         """
         slot = self._slots.get(queue)
         claim, member = (None, None) if slot is None else (slot.claim, slot.member)
@@ -51,16 +51,16 @@ class Cancellations:
         if slot.pending_dead_letter is not None:
             raise CannotCancelError("a dead letter of the queue is being stored")
         outcomes = self._decide(slot, claim, list(positions))
-        # Record messages that were cancelled before, too: their record may be outstanding.
+        # Record earlier cancellations, too, because their record may be outstanding.
         recorded = member.record(claim, RECORD_SECONDS)
-        # Recording waited for the coordinator: the claim may have ended meanwhile.
+        # Recording waited for the coordinator, so the claim may have ended.
         if not recorded or slot.claim is not claim or claim.over:
             raise CannotCancelError("the worker could not record it")
         return outcomes
 
     def _decide(self, slot: Slot, claim: Claim, positions: list[int]) -> dict[int, CancelOutcome]:
         """Cancel messages in memory."""
-        # No greenlet runs meanwhile: no message can start.
+        # No other greenlet runs during this method, so no message can start.
         if claim.refresh is not None:
             claim.refresh()
         earlier = 0 if claim.out_of_order is None else len(claim.out_of_order.cancelled)
@@ -97,14 +97,14 @@ class Cancellations:
         return outcomes
 
     def _taken(self, slot: Slot) -> range | set[int]:
-        """Let a turn take no further row; return the positions that it may have taken."""
+        """Stop a turn from taking more rows; return the positions that it may have taken."""
         if slot.gathered is not None:
             return set(map(_POSITION, slot.gathered[: self._batch_of(slot)]))
-        # First: an interruption puts another iterator into the slot.
+        # Interrupt first, because an interruption puts another iterator into the slot.
         self._engine.limits.streaks.interrupt()
-        # The loop of the turn runs over this iterator, which the list exhausts: it ends after the
-        # message in flight. The next turn takes these rows, unless one of them was cancelled: then
-        # this turn drops them at its end.
+        # The list exhausts the iterator of the turn's loop, so the loop ends after the message in
+        # flight. The next turn takes these rows. If any of them was cancelled, this turn drops them
+        # all at its end.
         remaining = list(slot.rows or ())
         slot.rows = iter(remaining)
         slot.withheld = len(remaining)

@@ -1,4 +1,4 @@
-"""The shared context of the worker engine's parts, and their assembly."""
+"""The context that the worker engine's parts share, and their assembly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qdo.worker.shared_memory import InFlightTable
 
 
 def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], PolicyInForce]:
-    """Return a function that returns the failure policy of a queue, by the settings in force."""
+    """Return a function that returns a queue's failure policy under the settings in force."""
 
     def policy_of(queue: str) -> PolicyInForce:
         return in_force.now.policy_of(queue, app.job_for(queue))
@@ -48,16 +48,16 @@ class Engine:
     jobs: JobTable
     limits: Limits
     observers: Observers
-    # Where turns record the message in flight.
+    # The table in which turns record messages in flight.
     in_flight: InFlightTable
-    # Limits the lanes that run at once, over all queues.
+    # Limits the number of lanes that run at once, over all queues.
     permits: LanePermits
     policy_of: Callable[[str], PolicyInForce]
-    # Returns the text of an error as the queue's node shows it.
+    # Returns the text of an error for the queue's node.
     recorded: Callable[[str], str]
     # Called with the reason when a job asks to stop the worker.
     on_stop: Callable[[str], None]
-    # Seconds of leases, turns and backoffs.
+    # Returns the time, in seconds, for leases, turns and backoffs.
     clock: Callable[[], float]
     # Returns a number from 0 to 1, for delays.
     jitter: Callable[[], float]
@@ -80,7 +80,7 @@ class Engine:
         jitter: Callable[[], float] = random.random,
         context: Any = None,
     ) -> Engine:
-        """Put the parts together; without `in_flight`, its table is in this process's memory."""
+        """Build the engine; without `in_flight`, the table is in this process's memory."""
         settings = in_force.now
         recorder = Recorder() if settings.history else None
         globs = [job.queues for job in app.jobs]

@@ -18,7 +18,7 @@ from qdo.worker.engine.slot import Row
 from qdo.worker.large_bodies import LARGE_BYTES, load_large
 
 NO_HEADERS: Mapping[str, str] = {}
-# Where an error says that a key is missing, without a key file.
+# The place of a missing key in error texts if there is no key file.
 NO_KEYS = "the setting keys"
 
 
@@ -27,7 +27,7 @@ class Decoder:
 
     :param most: the setting `max_body_bytes`.
     :ivar opener: decrypts bodies; None without keys.
-    :ivar large_bytes: `large` decodes bodies of JSON from this size on.
+    :ivar large_bytes: minimum size of JSON bodies that `large` decodes.
     """
 
     def __init__(self, broker: Broker, opener: RowOpener | None, most: int) -> None:
@@ -39,8 +39,8 @@ class Decoder:
     def large(self, turn: Turn, position: int, body: bytes) -> Any:
         """Return the value of a large body, or its JSON if the job's process decodes it.
 
-        :raises LargeBodyError: it is too large.
-        :raises ValueError: it is not JSON.
+        :raises LargeBodyError: the body is too large.
+        :raises ValueError: the body is not JSON.
         """
         if len(body) > self._most:
             id = self.undecoded(turn, (position, body, None, None), 1).id
@@ -74,7 +74,7 @@ class Decoder:
         return message, None
 
     def undecoded(self, turn: Turn, row: Row, attempt: int) -> Message:
-        """Return the message of a row with the body as it was sent, and without headers."""
+        """Return the message of a row with the original body and without headers."""
         position, body, key, _ = row
         return Message(
             turn.slot.queue,
@@ -90,7 +90,7 @@ class Decoder:
     def undecodable(
         self, turn: Turn, row: Row, attempt: int, error: BaseException
     ) -> tuple[Message, BaseException]:
-        """Return a message with the body as it was sent, and the error to record."""
+        """Return a message with the original body, and the error to record."""
         message = self.undecoded(turn, row, attempt)
         queue = turn.slot.queue
         if row[3] == LEFT_ON_SERVER:
@@ -98,7 +98,7 @@ class Decoder:
         if isinstance(error, BodyDecodeError | KeyMissingError):
             return message, error
         failure: BodyDecodeError | KeyMissingError
-        # Without keys, an encrypted body was taken for JSON: it names the key that is missing.
+        # Without keys, an encrypted body was decoded as JSON. The body names the missing key.
         if self.opener is None and (id := key_id_of(row[1])) is not None:
             failure = KeyMissingError(queue=queue, key=id, place=NO_KEYS)
         else:

@@ -1,4 +1,4 @@
-"""Decide which queue gets the next turn: first ready, first served; one turn per queue at once.
+"""Decide which queue gets the next turn: the one that was ready first; one turn per queue.
 
 There is one slot per owned queue. An idle queue has no greenlet (a slot takes about half a
 kilobyte). Up to `concurrency` greenlets, started on demand, take ready slots from a ring and run
@@ -26,8 +26,8 @@ gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
 A claim that ends while its queue is running closes immediately, but its slot stays running until
-the message in flight has ended. Only then is the end reported (`finished`), and only then does
-a newer claim of the same queue begin.
+the message in flight has ended. Only then does the dispatcher report the end (`finished`) and begin
+a newer claim of the same queue.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import ClaimReports, LaneGroup, Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
 
-# How often the lease of paused queues is checked; only while there are any.
+# How often the dispatcher checks the leases of paused queues, while there are any.
 PAUSE_CHECK_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ _log = logging.getLogger(__name__)
 class SlotAlarms:
     """Keep waiting and paused slots.
 
-    The generators yield each slot once. The caller makes it ready before it takes the next one.
+    The generators yield each slot once. The caller makes the slot ready before it takes the next
+    slot.
 
     :ivar expirations: how often a lease expired while queues were ready.
     """
@@ -72,14 +73,14 @@ class SlotAlarms:
         self.expirations = 0
 
     def wait(self, slot: Slot) -> None:
-        """Set the alarm of a waiting slot once, however often it is woken before."""
-        # No entry leaves the heap before its time: an earlier one sets the later alarm itself.
+        """Set the alarm of a waiting slot once, however often wakes arrive before it is due."""
+        # No entry leaves the heap before its time. An earlier entry sets the later alarm.
         if slot.not_before < slot.alarm:
             slot.alarm = slot.not_before
             heapq.heappush(self._waiting, (slot.alarm, next(self._order), slot))
 
     def pause(self, slot: Slot, now: float) -> bool:
-        """Add a slot whose lease expired; return whether it is the first one."""
+        """Add a slot whose lease expired; return whether it is the first paused slot."""
         first = not self._paused
         if first:
             self.expirations += 1
@@ -96,7 +97,7 @@ class SlotAlarms:
         while self._waiting and self._waiting[0][0] <= now:
             due, _, slot = heapq.heappop(self._waiting)
             slot.alarm = float("inf")
-            # The slot may have run since then, and may wait again, until a later time.
+            # The slot may have run since this alarm was set, and may wait for a later time.
             if slot.state is SlotState.WAITING and slot.not_before <= due:
                 yield slot
             elif slot.state is SlotState.WAITING:
@@ -138,14 +139,13 @@ class Loop:
 
 
 class Dispatcher:
-    """Run the queues of one worker process, over all of its registrations.
+    """Runs the queues of one worker process, over all of its registrations.
 
     The coordination member calls the methods that begin, change and end claims.
 
     :ivar runners: greenlets that run turns.
-    :param turns: runs the turns; reports here those that wait for lanes, and queues that got the
-        permits they waited for.
-    :param slots: the slots by queue; given for parts that are made before the dispatcher.
+    :param turns: runs the turns. It reports turns that wait for lanes, and queues that got permits.
+    :param slots: the slots by queue; shared with parts that are built before the dispatcher.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Dispatcher:
         turns.report_to(self.lane_turns_changed, self.resume)
 
     def claimed(self, member: ClaimReports, claim: Claim) -> None:
-        """Begin a claim; if an older one still runs, after its message in flight."""
+        """Begin a claim; if an older claim still runs, begin after its message in flight."""
         slot = self.slots.get(claim.queue)
         if slot is None:
             slot = self.slots[claim.queue] = Slot(claim.queue)
@@ -178,7 +178,7 @@ class Dispatcher:
             self._begin(slot, member, claim)
 
     def releasing(self, member: ClaimReports, claim: Claim) -> None:
-        """Report the end of a claim: immediately, or after its message in flight."""
+        """Report the end of a claim immediately, or after its message in flight."""
         slot = self.slots.get(claim.queue)
         if slot is None or (slot.claim is not claim and slot.state is not SlotState.RUNNING):
             member.finished(claim)
@@ -190,10 +190,10 @@ class Dispatcher:
                 SIGN.end_claim(claim.queue, claim.fence)
             if slot.lanes is not None:
                 slot.lanes.notify()
-        # A turn without lanes also notices that the claim is closed; `_ended` does the rest.
+        # A turn without lanes also notices that the claim is closed; then `_ended` reports the end.
 
     def lost(self, claim: Claim) -> None:
-        """Drop a claim; a turn that still runs under it no longer reports anything."""
+        """Drop a claim; a turn that still runs under the claim reports nothing more."""
         slot = self.slots.get(claim.queue)
         if slot is None:
             return
@@ -202,7 +202,7 @@ class Dispatcher:
         elif slot.claim is claim:
             if slot.state is SlotState.RUNNING:
                 SIGN.end_claim(claim.queue, claim.fence)
-                # The turn finds it gone after its message, and reports nothing.
+                # The turn notices the lost claim after its message, and reports nothing.
                 slot.claim = None
                 if slot.lanes is not None:
                     slot.lanes.notify()
@@ -212,7 +212,7 @@ class Dispatcher:
     def repositioned(self, member: ClaimReports, old: Claim, new: Claim) -> None:
         """Continue with `new` in place of `old`, once the message in flight has ended."""
         self.lost(old)
-        if new.before is old:  # what its jobs do still counts
+        if new.before is old:  # the actions of its jobs still count
             SIGN.forget_claim(old.queue, old.fence)
         self.claimed(member, new)
 
@@ -228,20 +228,20 @@ class Dispatcher:
             ):
                 self._make_ready(slot)
             elif slot.state is SlotState.RUNNING:
-                # Its last fetch may have been before the new message.
+                # The last fetch of the queue may have missed the new message.
                 slot.woken = True
                 if slot.lanes is not None:
                     slot.lanes.wake()
 
     def resume(self, waiter: Slot | LaneGroup) -> None:
-        """Run a queue that got the permits it waited for, or is no longer held."""
+        """Run a queue that got its permits or is no longer held."""
         if not isinstance(waiter, Slot):
             waiter.notify()
         elif waiter.state in (SlotState.LIMITED, SlotState.STILL):
             self._make_ready(waiter)
 
     def tick(self) -> None:
-        """Make slots ready whose time has come, or whose lease is valid again."""
+        """Make slots ready if their time has come or their lease is valid again."""
         now = self._loop.clock()
         for slot in self.alarms.take_due(now):
             self._make_ready(slot)
@@ -257,7 +257,7 @@ class Dispatcher:
         return self.alarms.due()
 
     def _begin(self, slot: Slot, member: ClaimReports, claim: Claim) -> None:
-        # The claim first: `end` keeps lanes of the claim in force, and drops those of an older one.
+        # Set the claim first: `end` keeps the lanes of the current claim and drops older lanes.
         slot.member = member
         slot.claim = claim
         self._turns.end(slot)
@@ -269,7 +269,7 @@ class Dispatcher:
         slot.singles = 0
         if claim.take_over():
             member.progress(claim)
-        # A slot that is ready is in the ring already: twice there, it would have two turns.
+        # A ready slot is already in the ring. A second entry would give it two turns.
         if slot.state is not SlotState.READY:
             self._make_ready(slot)
 
@@ -280,13 +280,14 @@ class Dispatcher:
 
     def _add_runner(self) -> None:
         if self.runners - self._in_lanes < self.concurrency:
-            # Counted here: the greenlet starts only once this one waits, and others may be added.
+            # Count here: the new greenlet starts only when this one waits, and more may be added
+            # first.
             self.runners += 1
             self._loop.spawn(self._run)
 
     def lane_turns_changed(self, change: int) -> None:
-        """Count a turn that begins to wait for lanes (1), or that has ended (-1)."""
-        # Such a turn may take long: another queue runs a turn in its place.
+        """Count a turn that begins to wait for lanes (1) or has ended (-1)."""
+        # Such a turn may take long, so another queue runs a turn in its place.
         self._in_lanes += change
         if self._ready:
             self._add_runner()
@@ -299,9 +300,9 @@ class Dispatcher:
                 # Even a single busy queue must let heartbeats and checkpoints run.
                 self._loop.breathe()
                 if self.runners - self._in_lanes > self.concurrency:
-                    break  # it replaced a greenlet that waited for lanes and is back
+                    break  # it replaced a greenlet that waited for lanes and has returned
         except JobAborted:
-            # The turn ended before the abort arrived; the greenlet ends instead.
+            # The turn ended before the abort arrived, so only the greenlet ends.
             _log.debug("a turn ended just before it was aborted")
         finally:
             self.runners -= 1
@@ -325,7 +326,7 @@ class Dispatcher:
             self._remove(slot)
             return
         slot.state = SlotState.RUNNING
-        # Before the turn fetches: a wake from here on may tell of a message that it does not see.
+        # Cleared before the fetch: a later wake may concern a message that the fetch misses.
         slot.woken = False
         slot.greenlet = gevent.getcurrent()
         slot.started_at = self._loop.clock()
@@ -347,11 +348,11 @@ class Dispatcher:
             return
         released = slot.claim is claim and claim.over
         self._remove(slot)
-        # Only now, after the message in flight, may the queue get another owner.
+        # Another owner may get the queue only now, after the message in flight.
         if released:
             member.finished(claim)
         if next_claim is not None:
-            # It may have ended, too, while it waited for this turn.
+            # The next claim, too, may have ended while it waited for this turn.
             if next_claim[1].over:
                 next_claim[1].take_over()
                 next_claim[0].finished(next_claim[1])
@@ -367,7 +368,7 @@ class Dispatcher:
             self._ready.append(slot)
         elif result is TurnResult.TIP:
             slot.state = SlotState.IDLE
-            # Thousands of queues are idle at a time: they keep no reader.
+            # Thousands of queues may be idle at once, so an idle queue keeps no reader.
             self._turns.clear(slot)
         elif result is TurnResult.WAIT:
             slot.state = SlotState.WAITING
@@ -376,7 +377,7 @@ class Dispatcher:
         elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
             slot.state = SlotState[result.name]
-            # Its permits may have come in the meantime, or the pause may have ended.
+            # The queue may have got its permits during the turn, or the pause may have ended.
             lifted = result is TurnResult.STILL and slot.claim is not None and slot.claim.open
             if lifted or (result is TurnResult.LIMITED and not slot.awaits_permit):
                 self._make_ready(slot)
@@ -398,15 +399,15 @@ class Dispatcher:
             del self.slots[slot.queue]
 
     def ready(self) -> int:
-        """Return the number of queues that wait for a free place."""
+        """Return the number of ready queues that wait for a greenlet."""
         return sum(slot.state is SlotState.READY for slot in self._ready)
 
     def running(self) -> Iterator[Slot]:
-        """Yield the slots with a running turn, including those of claims that ended."""
+        """Yield the slots with a running turn, including slots of ended claims."""
         return (slot for slot in self.slots.values() if slot.state is SlotState.RUNNING)
 
     def in_flight(self) -> Sequence[Slot]:
-        """Return the slots with a message in flight; a queue with lanes has one for each."""
+        """Return the slots with a message in flight; each lane of a queue has a separate slot."""
         slots: list[Slot] = []
         for slot in self.running():
             if slot.lanes is not None:
@@ -416,7 +417,7 @@ class Dispatcher:
         return slots
 
     def all_idle(self) -> bool:
-        """Return whether every owned queue was found at its tip, or is blocked."""
+        """Return whether every owned queue is at its tip or blocked."""
         return all(
             slot.state is SlotState.HELD
             or slot.waits_for_key
@@ -428,7 +429,7 @@ class Dispatcher:
         )
 
     def note_progress(self) -> None:
-        """Checkpoint running turns whose jobs yield; every turn reports its own end."""
+        """Checkpoint running turns whose jobs yield; each turn reports its own end."""
         if not self.runners:
             return
         for slot in self.running():
@@ -437,7 +438,7 @@ class Dispatcher:
 
     def abort(self) -> None:
         """Raise JobAborted in every turn with a message in flight; do not wait for them."""
-        # First: the end of a lane would let the next one start.
+        # Stop the lanes first, because the end of a lane would let the next one start.
         for slot in self.running():
             if slot.lanes is not None:
                 slot.lanes.stop()

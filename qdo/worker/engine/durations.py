@@ -1,37 +1,37 @@
-"""Learn how long the messages of a queue usually take, from times that turns measure anyway.
+"""Estimate how long the messages of a queue usually take, from the durations of turns.
 
-A turn reads the clock at its start and its end, not for each message. Of a turn with one message,
-that is the duration of the message. Of one with more, it is their mean, or how long the last one
-ran past the end of the turn, if that is more: a turn ends after the first message that takes
-longer than `turn_seconds`. A turn whose last attempt failed teaches nothing: it may have failed
-fast, or at its time limit.
+A turn reads the clock at its start and its end, not for each message. A turn with one message gives
+the duration of the message. A turn with more messages gives their mean, or the last message's time
+past the end of the turn if that is longer. A turn ends after the first message that takes longer
+than `turn_seconds`. A turn whose last attempt failed does not count, because the attempt may have
+failed fast or at its time limit.
 
 The estimate is a maximum that fades. A turn that took longer raises it to its own duration. Every
-other turn lowers it by a hundredth of the difference. So a kind of message that takes long raises
-no alarm if there was one like it in the last 230 turns (1.01 ** 230 is 10). A mean would alarm for
-each of them if they are fewer than a tenth.
+other turn lowers it by a hundredth of the difference. So a slow kind of message raises no alarm if
+one of the last 230 turns had a similar message (1.01 ** 230 is 10). A mean would raise an alarm for
+each slow message if fewer than a tenth are slow.
 
-The estimate never rises above the duration at which a message is named. In a queue of short
-messages, the first one that hangs is named after 10 s, the next one after 100 s at the latest, even
-if the first one hung for an hour.
+The estimate never rises above the duration at which the log names a message. In a queue of short
+messages, the first hung message is named after 10 s. The next one is named after at most 100 s,
+even if the first hung for an hour.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# A message that runs for this many times the usual duration is named. Durations often vary by 2 or
-# 3 with the load and with the size of the message; a hang is longer than any of that.
+# The log names a message that runs this many times longer than usual. Durations often vary by a
+# factor of 2 or 3 with the load and the size of the message. A hang takes longer.
 FACTOR = 10.0
-# No message is named before. A slow disk or a busy machine takes a job of 1 ms to seconds, and
-# workers look at their messages in flight only every few seconds.
+# Shortest run of a named message. A slow disk or a busy machine can slow a job of 1 ms down to
+# seconds. Workers look at their messages in flight only every few seconds.
 LEAST_SECONDS = 10.0
-# Messages that must have ended before any is named.
+# Minimum number of ended messages before any message is named.
 ENOUGH = 20
 FADING = 0.01
 
 
-# A pace is that of this time at least, as far as it is known, and of twice this time at most.
+# A pace covers at least this time, if known, and at most twice this time.
 PACE_SECONDS = 60.0
 
 
@@ -59,13 +59,13 @@ class Durations:
         self._marks: tuple[_Mark, _Mark] | None = None
 
     def pace(self, now: float) -> tuple[float, float] | None:
-        """Return how many messages a second have ended lately, and how many seconds one took.
+        """Return the recent number of messages per second, and the seconds per message.
 
-        None at the first call, and if none has ended since. An idle queue is not asked, so it
-        costs no memory.
+        None at the first call, and if no message has ended since. The worker does not ask idle
+        queues, so they cost no memory.
         """
         mark = _Mark(now, self._done, self._spent)
-        # Two marks: with one, the pace would be that of no time at all just after it was set.
+        # Keep two marks: a single mark would give a pace over no time just after it is set.
         older, newer = self._marks or (mark, mark)
         if now - newer.at >= PACE_SECONDS:
             older = newer
@@ -80,10 +80,10 @@ class Durations:
     def learn(
         self, messages: int, seconds: float, late_seconds: float = 0.0, batch: int = 1
     ) -> None:
-        """Learn from a turn, whose messages all returned.
+        """Update the estimate after a turn whose messages all returned.
 
-        :param seconds: how long it lasted.
-        :param late_seconds: how long it lasted after the time at which it was to end.
+        :param seconds: the duration of the turn.
+        :param late_seconds: how long the turn lasted after its planned end.
         :param batch: number of messages that count as one.
         """
         if messages <= 0:
@@ -100,9 +100,9 @@ class Durations:
 
     @property
     def limit_seconds(self) -> float:
-        """Return how long a message must run to be named."""
+        """Return how long a message must run before the log names it."""
         return max(LEAST_SECONDS, FACTOR * self.usual_seconds)
 
     def are_exceeded(self, seconds: float) -> bool:
-        """Return whether a message that has run for so long runs for much longer than usual."""
+        """Return whether a run of so many seconds is much longer than usual."""
         return self._missing <= 0 and seconds >= self.limit_seconds

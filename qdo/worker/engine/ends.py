@@ -1,7 +1,7 @@
-"""What ends the messages of a claim: the part that queues and pools of requests have in common.
+"""Ends the messages of a claim: the code that queues and pools of requests share.
 
-A queue records how far it is, and what failed, in its node: `queue_ends`. A request has a row of
-its own at the broker: `request_ends`. The engine asks `Outcomes`, which asks one of the two.
+A queue records its progress and its failures in its node: `queue_ends`. A request has a separate
+row at the broker: `request_ends`. The engine calls `Outcomes`, which calls one of the two.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
 
 _log = logging.getLogger(__name__)
-# Its lines are limited for all queues together, see `qdo.worker.line_limit`.
+# The lines of this logger are limited for all queues together, see `qdo.worker.line_limit`.
 _broker_log = logging.getLogger(f"{__name__}.broker")
-# Not limited: the last line of a worker must say why it stops.
+# This logger is not limited, because the last line of a worker must give the reason for its stop.
 _stop_log = logging.getLogger(f"{__name__}.stop")
 
 # How long a queue waits after its broker failed; the worker retries forever.
 BROKER_BACKOFF = Backoff(0.1, 5.0)
-# How often a message that needs a missing key looks for it.
+# How often a message checks for its missing key.
 KEY_SECONDS = 2.0
 EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
 
 def own_traceback(error: BaseException) -> str:
-    """Return the traceback of an error; nothing for an error that was never raised."""
+    """Return the traceback of an error, "" for an error that was never raised."""
     raised = error.__traceback__ is not None or error.__cause__ is not None
     return describe_traceback(error) if raised else ""
 
 
 def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
-    """Return an error whose traceback belongs in the log, None if it does not.
+    """Return an error if its traceback belongs in the log, otherwise None.
 
-    A message is logged with it at its first failure and at its last, and each time at level debug.
-    The traceback of an outcome that the job chose says nothing, unless it has a cause.
+    The log has the traceback at a message's first and last failure, and at each failure at level
+    debug. The traceback of an outcome that the job chose is useless, unless it has a cause.
     """
     if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
         return None
@@ -70,11 +70,11 @@ class Ends(abc.ABC):
     def wait_for_key(
         self, turn: Turn, row: Row, message: Message, error: BaseException
     ) -> TurnResult:
-        """Let a message wait until its key is there; no attempt is counted."""
+        """Let a message wait for its key, without counting an attempt."""
 
     @abc.abstractmethod
     def note_expired(self, slot: Slot, position: int) -> None:
-        """Take note that the broker no longer counts a message as this worker's."""
+        """Record that the broker no longer assigns a message to this worker."""
 
     def wait(self, slot: Slot, seconds: float) -> TurnResult:
         """Make a slot wait, and drop its fetched rows."""
@@ -83,14 +83,14 @@ class Ends(abc.ABC):
         return TurnResult.WAIT
 
     def broker_failed(self, slot: Slot, what: str, error: BaseException) -> TurnResult:
-        """Wait for a broker that failed; the queue resumes after ``claim.done``."""
+        """Let a queue wait for its failed broker; the queue resumes after ``claim.done``."""
         slot.broker_failures += 1
         self._counters.broker_errors += 1
         delay = BROKER_BACKOFF.delay(slot.broker_failures, self._engine.jitter())
-        # The subscription of a polled broker has a backoff of its own before it polls.
+        # The subscription of a polled broker has a separate backoff before it polls.
         own = slot.subscription is not None and what == UNREADABLE
         when = "with growing delays" if own else f"in {delay:.2f} s"
-        # An operation that the broker does not support fails until an operator changes something.
+        # An unsupported operation fails until an operator changes the setup.
         level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
         _broker_log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
         return self.wait(slot, delay)
@@ -107,6 +107,6 @@ class Ends(abc.ABC):
             message.id,
             decision.reason,
         )
-        # After the log: this line says why the drain begins.
+        # Stop after logging, so that this line gives the reason for the drain.
         self._engine.on_stop(decision.reason)
         return TurnResult.HELD

@@ -1,10 +1,9 @@
-"""Fetches rows of a queue: in batches of the size that its turns process, and ahead of time
-when the broker is slow.
+"""Fetches rows of a queue in batches that fit its turns; ahead of time if the broker is slow.
 
-The bodies that a process has fetched take a bounded memory. A fetch waits until `HELD_BYTES` have
-room for its largest body, first come, first served; while nothing else is held, it may be larger.
-Queues between their turns give their rows up for it. With half of the memory left, a fetch reads
-one row, so more queues have one. Lanes and polled brokers have limits of their own.
+The memory for fetched bodies of a process is bounded. A fetch waits until `HELD_BYTES` have room
+for its largest body, first come, first served. While no other body is held, the body may be larger.
+Queues between their turns give up their rows for a waiting fetch. With half of the memory left, a
+fetch reads one row, so more queues have a row. Lanes and polled brokers have separate limits.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.message import Origin
 from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot
 
-# Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. It
-# stays small where jobs are slow: many such queues must not fill the memory with rows.
+# Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. The
+# limit stays small for slow jobs, because many such queues must not fill the memory.
 FIRST_LIMIT = 16
-# Fetching ahead pays off when a fetch takes longer than this. The embedded broker is faster;
+# Prefetching pays off when a fetch takes longer than this. The embedded broker is faster, so
 # prefetching would only move its fetch to another greenlet.
 AHEAD_WORTH_SECONDS = 0.002
 
 # Maximum size of the bodies that a process has fetched for queues without lanes. The broker may
-# return 32 MiB more than a fetch was expected to bring.
+# return 32 MiB more than expected.
 HELD_BYTES = 256 << 20
-# Larger fetches are measured by their first and last body: adding up takes 4 % of a message.
+# Larger fetches are estimated from their first and last body. Adding up all takes 4 % of a message.
 FEW_ROWS = 64
 # How often a fetch that waits for memory checks whether its claim has ended.
 LOOK_SECONDS = 0.25
 
 
 class Fetcher:
-    """Reads for the slots of a worker, at most `most` rows at once.
+    """Reads rows for the slots of a worker, at most `most` rows at once.
 
-    :ivar held_bytes: about the size of all fetched bodies, and of those that are on their way.
+    :ivar held_bytes: approximate size of all fetched bodies and of bodies being fetched.
     :param body_bytes: largest size of a body.
     :param app: the app's `Settings.scope`.
     """
@@ -64,7 +63,7 @@ class Fetcher:
         self._freed = Event()
 
     def limit(self, fetch: int) -> None:
-        """Read at most this many rows at once from now on."""
+        """Set the maximum number of rows to read at once."""
         self.most = fetch
 
     def begin(self, slot: Slot) -> None:
@@ -72,7 +71,7 @@ class Fetcher:
         self._resting.pop(slot, None)
 
     def rest(self, slot: Slot) -> None:
-        """Let a queue that has ended its turn give up its rows if others need memory."""
+        """Let a queue give up its rows after its turn if other queues need memory."""
         if not slot.held_bytes:
             return
         # While rows are left, the whole fetch stays counted.
@@ -84,14 +83,14 @@ class Fetcher:
             self._tell_next()
 
     def read(self, slot: Slot, claim: Claim) -> Rows | None:
-        """Fetch once there is memory; return None if the claim or the lease ended before."""
+        """Fetch once there is memory; return None if the claim or the lease ended first."""
         if length_hint(slot.rows or ()) or slot.subscription is not None:
             return self.fetch(slot, claim)
-        # Two queues that have a part of a batch would wait for each other.
+        # A queue with a part of a batch must not wait: two such queues would wait for each other.
         if slot.ahead is None and not slot.gathered:
             if not self._make_room(claim):
                 return None
-            # Reserved before the fetch: other queues ask while the broker answers.
+            # Reserve before the fetch, because other queues ask for memory during the fetch.
             self._hold(slot, self._largest)
             if self.held_bytes > HELD_BYTES // 2:
                 slot.limit = 1
@@ -101,7 +100,7 @@ class Fetcher:
         return not self.held_bytes or self.held_bytes + self._largest <= HELD_BYTES
 
     def _make_room(self, claim: Claim) -> bool:
-        """Wait for memory; return whether messages may still be started then."""
+        """Wait for memory; return whether messages may still be started after the wait."""
         if not self._waiting and self._fits():
             return True
         ticket = object()
@@ -109,7 +108,7 @@ class Fetcher:
         try:
             while claim.open and self._clock() < claim.lease.until:
                 if self._waiting[0] is ticket:
-                    # Those that have ended their turns first give up first.
+                    # The queues whose turns ended first give up their rows first.
                     while self._resting and not self._fits():
                         self.clear(next(iter(self._resting)))
                     if self._fits():
@@ -118,12 +117,12 @@ class Fetcher:
                 self._freed.wait(LOOK_SECONDS)
             return False
         finally:
-            # Also if the claim has ended: the next one in the line may fit.
+            # Remove it even if the claim has ended, because the next fetch in the line may fit.
             self._waiting.remove(ticket)
             self._tell_next()
 
     def _hold(self, slot: Slot, size: int) -> None:
-        """Count the bytes that a slot holds now."""
+        """Record the number of bytes that a slot holds."""
         freed = slot.held_bytes - size
         slot.held_bytes = size
         self.held_bytes -= freed
@@ -153,14 +152,14 @@ class Fetcher:
                 slot.reader = subscription.reader(claim.done)
         start = self._clock()
         ahead = slot.ahead
-        # Before the wait for it: `_arrived` must not count bodies that are counted below.
+        # Cleared before the wait for the batch: `_arrived` must not count its bodies a second time.
         slot.ahead = None
         batch: Sequence[Row] = () if ahead is None else ahead.get()
         if not batch:
-            # A batch that was fetched ahead may be older than the wakeup of this turn.
+            # A prefetched batch may be older than the wakeup of this turn.
             ahead = None
             batch = slot.reader.fetch(slot.limit)
-        if subscription is None or batch:  # without rows, it may not have polled yet
+        if subscription is None or batch:  # without rows, the subscription may not have polled yet
             slot.broker_failures = 0
         took = self._clock() - start if ahead is None else ahead.took_seconds
         # Subscriptions fetch ahead themselves.
@@ -168,7 +167,7 @@ class Fetcher:
         counted = slot.held_bytes > 0  # lanes count their rows themselves
         if counted:
             self._hold(slot, _about(batch) + _size(slot.gathered or ()))
-        # The claim may have ended during the fetch: nothing is read ahead for it.
+        # The claim may have ended during the fetch. Do not read ahead for an ended claim.
         if batch and slow and slot.claim is claim and claim.open and self._fits():
             expected = self._largest if counted else 0
             self._hold(slot, slot.held_bytes + expected)
@@ -181,12 +180,12 @@ class Fetcher:
             )
         if batch:
             slot.fetched = batch[-1][0]
-        # The iterator of a list knows how much is left; not every sequence's iterator does.
+        # The iterator of a list knows how many rows are left. Other iterators may not.
         slot.rows = rows = iter(list(batch))
         return rows
 
     def _arrived(self, slot: Slot, ahead: Prefetch, rows: Sequence[Row]) -> None:
-        """Count the bodies of a batch that was fetched ahead."""
+        """Count the bodies of a prefetched batch."""
         if slot.ahead is ahead and ahead.held_bytes:
             expected = ahead.held_bytes
             ahead.held_bytes = _about(rows)
@@ -203,7 +202,7 @@ class Fetcher:
         self._resting.pop(slot, None)
 
     def learn(self, slot: Slot, started: int, left: int) -> None:
-        """Adapt the next fetch to a turn: the rows that it started, and those left over."""
+        """Adapt the size of the next fetch to the started and leftover rows of a turn."""
         if left:
             slot.limit = min(max(FIRST_LIMIT, 2 * started), self.most)
         elif started >= slot.limit:
@@ -211,7 +210,7 @@ class Fetcher:
 
 
 def _about(rows: Sequence[Row]) -> int:
-    """Return about the size of the bodies of a fetch."""
+    """Return the approximate size of the bodies of a fetch."""
     if len(rows) <= FEW_ROWS:
         return _size(rows)
     return len(rows) * max(len(rows[0][1]), len(rows[-1][1]), 1)

@@ -1,9 +1,9 @@
-"""The jobs of an app as the engine runs them, and whether the broker and the coordinator suit them.
+"""The jobs of an app for the engine, and checks of the broker and the coordinator against them.
 
-The broker must be able to process queues in the way that their jobs require. A worker that finds an
-incompatible queue at its start does not run. A queue that appears later must not stop a running
-fleet, nor a process that replaces a dead one: it is not processed, and the log names it. The checks
-of a queue raise UnreachableError if the broker cannot report its order.
+The broker must meet the requirements of its queues' jobs. A worker that finds an
+incompatible queue at its start does not run. A later incompatible queue must not stop a running
+fleet or the replacement of a dead process. Workers do not process such a queue, and the log names
+it. The checks of a queue raise UnreachableError if the broker cannot report its order.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ def check_jobs(
 ) -> None:
     """Raise an error if jobs require more than the broker offers; log the broker's warnings.
 
-    A broker whose queues differ in their order must list them all. This also reveals missing
+    A broker whose queues differ in their order must list all of them. The list also reveals missing
     permissions or a wrong address at the start.
 
     :param refuse: raise an error for queues whose jobs require more.
-    :param concurrency: of each process of this worker's parent.
-    :raises UsageError: with the remedy, naming the first such job and its queues.
+    :param concurrency: the concurrency of each process of this worker's parent.
+    :raises UsageError: a job requires more. The text names the first such job, its queues and the
+        remedy.
     :raises QdoError: the broker cannot list its queues, see `QueueCatalog.names`.
     """
     _check_features(app.jobs, broker)
@@ -131,7 +132,7 @@ class Compatibility:
         self._named: set[str] = set()
 
     def fits(self, queue: str, job: Job) -> bool:
-        """Return whether a job may process a queue; log each queue once that it may not."""
+        """Return whether a job may process a queue; log each incompatible queue once."""
         if not self._differ or job.order == "none" or not self._is_weaker(queue, job):
             return True
         if queue not in self._named:
@@ -151,25 +152,26 @@ class Compatibility:
 
 @dataclass(frozen=True, slots=True)
 class BoundJob:
-    """A job as the pipeline runs it."""
+    """A job bound to its executor, for the pipeline."""
 
     name: str
     call: JobCall
-    # Record progress after every message, before the next one of the queue.
+    # Record progress after every message, before the next message of the queue starts.
     every_message: bool
     order: Order
-    # How many messages of a queue may be in flight at once, with an order of key or none.
+    # Maximum messages of a queue in flight at once, with the order "key" or "none".
     lanes: int
     # Maximum messages of one call; 0 if the job takes single messages.
     batch: int = 0
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
     executor: str = "greenlet"
-    # Gives the permits that each message needs; None if it needs none.
+    # Gives the permits that each message needs; None if messages need no permits.
     gate: Gate | None = None
-    # Counts its turns for the metrics; None without them, and for batches, whose call counts.
+    # Counts the job's turns for the metrics. None without metrics, and for batches, which count in
+    # their call.
     meter: JobMeter | None = None
-    # Pauses it when all attempts fail; only `NO_JOB` has none.
+    # Pauses the job when all attempts fail; None only for `NO_JOB`.
     breaker: Breaker | None = None
 
 
@@ -219,7 +221,7 @@ class JobTable:
         bound = self._bound.get(job)
         if bound is None:
             call = self._executor.bind(self._app.hooks.composed(job, check_lease))
-            # The call of a batch counts by itself, see `_call_of`: its turns would count it twice.
+            # The call of a batch counts the batch, see `_call_of`. Its turns would count it again.
             meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,
@@ -238,7 +240,7 @@ class JobTable:
         return bound
 
     def paused_globs(self) -> dict[str, str]:
-        """Return the globs of jobs that are paused, each with the error; see `breakers`."""
+        """Return the globs of paused jobs, each with the error; see `breakers`."""
         return {
             job.queues: bound.breaker.why
             for job, bound in self._bound.items()
@@ -246,13 +248,13 @@ class JobTable:
         }
 
     def _call_of(self, job: Job, call: JobCall) -> JobCall:
-        """Return the call that turns make, from that of the executor."""
+        """Return the call for turns, made from the call of the executor."""
         if job.batch is not None:
             return self._observers.bind_batch(call, job.queues)
         observed = self._observers.bind(call)
         if job.pool:
             return reporting(observed)
-        # `RowRunner` looks at results, too. A call less for each message is 7 % of the rate.
+        # `RowRunner` checks results, too. Omitting one call per message gains 7 % of the rate.
         return unchecked(call) if observed is call else observed
 
 
@@ -274,23 +276,23 @@ def in_batches(call: JobCall) -> JobCall:
 class Turn:
     """A queue's turn, or the run of one of its lanes."""
 
-    # The queue's slot, or the lane's.
+    # The slot of the queue or of the lane.
     slot: Slot
     # The registration that made the claim.
     member: ClaimReports
-    # The queue's claim, or the lane's view of it. ``slot.claim`` is another one, or None, once the
-    # queue was lost.
+    # The queue's claim, or the lane's view of that claim. After the loss of the queue,
+    # ``slot.claim`` is another claim or None.
     claim: Claim
-    # The queue's job; `NO_JOB` if the app has none for it.
+    # The queue's job; `NO_JOB` if the app has no job for the queue.
     job: BoundJob
 
     @property
     def pool(self) -> PoolSubscription:
-        """Return the pool of a turn of requests, which is the sink of its claim."""
+        """Return the pool of a turn of requests, which is the sink of the turn's claim."""
         return cast("PoolSubscription", self.member)
 
     def returned(self, position: int, result: Any) -> None:
-        """Take note of a result other than None: a report, or work that was not done."""
+        """Record a result other than None: a report, or work that was not done."""
         if result is ENDED:
             self.pool.reported(position)
         else:
@@ -302,15 +304,15 @@ class Turn:
         return self.slot.claim is self.claim
 
     def admit(self) -> float:
-        """Return how long its job is paused, 0 if an attempt may begin; see `breakers`."""
+        """Return how long the turn's job is paused, 0 if an attempt may begin; see `breakers`."""
         return 0.0 if self.job.breaker is None else self.job.breaker.admit()
 
     def note_successes(self, taken: int, slot: Slot | None = None) -> None:
-        """Take note of the attempts that succeeded among so many messages.
+        """Record the successful attempts among so many taken messages.
 
-        :param slot: of the lane that has taken them; by default the queue's.
+        :param slot: the slot of the lane that took them; by default the queue's slot.
         """
-        # Messages that were taken, but failed or did not run, must not close the breaker.
+        # Taken messages that failed or did not run must not close the breaker.
         counts = self.slot if slot is None else slot
         if taken > counts.unstarted + counts.unreturned and self.job.breaker is not None:
             self.job.breaker.succeeded()
@@ -318,19 +320,20 @@ class Turn:
     def must_record(self, before: int) -> bool:
         """Return whether to record at once that `done` has passed a position."""
         failure = self.claim.failure
-        # It was recorded when it began: the next owner must not take it for one in flight.
+        # The message was recorded at its start. The next owner must not assume it is still in
+        # flight.
         begun = failure is not None and failure.begun_by and failure.position > before
         moved = self.claim.done != before and self.in_force
         return moved and bool(self.job.every_message or begun)
 
     @property
     def has_failure(self) -> bool:
-        """Whether a message that failed before comes next or later."""
+        """Whether a message after ``claim.done`` has failed before."""
         claim = self.claim
         return claim.failure is not None and claim.failure.position > claim.done
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a message that comes next or later waits for an operator."""
+        """Whether a message after ``claim.done`` waits for an operator."""
         failure = self.claim.failure
         return failure is not None and failure.position > self.claim.done and failure.held

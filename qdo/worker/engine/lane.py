@@ -1,14 +1,14 @@
-"""The parts of lanes: one lane with a claim and a slot of its own, and the progress of their queue.
+"""The parts of lanes: a lane with its claim and slot, and the progress of the queue.
 
 `WatermarkTracker` tracks the progress of a queue whose messages finish out of order. A message is
 *pending* from the time it is read until it is done. Everything up to the *low watermark* is done:
 the watermark is recorded as ``last``. Messages done above it are kept as runs: a run ``(first,
 newest)`` means that every message of the queue from the position `first` to the position `newest`
-is done. Messages are only ever appended behind all others. Nothing can appear within a run, and
-there is at most one run more than there are pending messages.
+is done. New messages are always appended after all others. No message can appear within a run. The
+number of runs exceeds the number of pending messages by at most one.
 
-Kafka's Parallel Consumer and Pulsar's individual acknowledgements record the same, with bits
-in place of runs: https://pulsar.apache.org/docs/concepts-messaging/#acknowledgment.
+Kafka's Parallel Consumer and Pulsar's individual acknowledgements record the same progress as bits
+instead of runs: https://pulsar.apache.org/docs/concepts-messaging/#acknowledgment.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from qdo.coordination.znodes.values import encode
 from qdo.worker.engine.slot import ClaimReports, Counters, Row, Slot
 
 # Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue node.
-# Messages done beyond them are repeated after a handover.
+# The next owner repeats done messages that are not in a recorded run.
 RUNS = 500
 # Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
-# grow with the keys that fail. Messages beyond it count attempts from 1 after a handover.
+# grow with the keys that fail. Messages beyond this limit count attempts from 1 after a handover.
 FAILURE_RECORDS_BYTES = 64 << 10
 
 
 class LaneOwner(Protocol):
-    """The lanes of the whole queue, as one lane and the permits see them; see `lanes.Lanes`."""
+    """The interface of `lanes.Lanes` for one lane and for the permits."""
 
     counters: Counters
 
@@ -54,7 +54,7 @@ class LaneOwner(Protocol):
 
 
 class LanePermits:
-    """Limits the lanes of all queues of a worker process: at most `count` of them run at once.
+    """Limits the running lanes of a worker process, over all its queues, to `count`.
 
     :ivar held_bytes: approximate size of the messages that the lanes have read.
     """
@@ -75,7 +75,7 @@ class LanePermits:
         return sum(lanes.wants_permit for lanes in self._waiting)
 
     def acquire(self, lanes: LaneOwner) -> bool:
-        """Take a permit. If none is free, return False and notify `lanes` when one is."""
+        """Take a permit. If none is free, return False and notify `lanes` of the next one."""
         if not self._free:
             self._waiting[lanes] = None
             return False
@@ -92,16 +92,17 @@ class LanePermits:
         while self._free and self._waiting:
             lanes = next(iter(self._waiting))
             del self._waiting[lanes]
-            # Since it asked, its turn may have ended, or its lanes may have got other permits.
+            # Since the queue asked, its turn may have ended, or its lanes may have got other
+            # permits.
             if lanes.wants_permit:
                 lanes.notify()
                 return
 
 
 class LaneClaim(Claim):
-    """The queue's claim as one lane sees it, with its own `done` and `failure`.
+    """The queue's claim for one lane, with a separate `done` and `failure`.
 
-    A decision of an operator replaces it: it closes, and its lane continues with another one.
+    An operator's decision closes this claim, and the lane continues with a new one.
     """
 
     __slots__ = ("_own", "_whole")
@@ -124,7 +125,7 @@ class LaneClaim(Claim):
         self._own = value
 
     def replaced(self) -> LaneClaim:
-        """Close it, and return the claim that continues it."""
+        """Close this claim and return its successor."""
         self.close()
         new = LaneClaim(self._whole, self.done)
         new.before = self
@@ -132,7 +133,7 @@ class LaneClaim(Claim):
 
 
 class LaneSlot(Slot):
-    """The queue's slot as one lane sees it, with its own message, backoff and dead letter."""
+    """The queue's slot for one lane, with a separate message, backoff and dead letter."""
 
     in_lane = True
 
@@ -146,12 +147,12 @@ class LaneSlot(Slot):
 
     @property
     def claim(self) -> Claim | None:
-        """Return the lane's claim while the queue's is in force."""
+        """Return the lane's claim while the queue's claim is in force."""
         return self.lane_claim if self._whole.claim is self._whole_claim else None
 
     @claim.setter
     def claim(self, value: Claim | None) -> None:
-        pass  # the constructor of `Slot` sets it; the queue's slot has it
+        pass  # the constructor of `Slot` sets it; the queue's slot holds the value
 
     @property
     def member(self) -> ClaimReports | None:
@@ -163,13 +164,13 @@ class LaneSlot(Slot):
 
 
 class Lane:
-    """The messages of one key that are read and not done: an iterator over them.
+    """An iterator over the messages of one key that are read and not done.
 
-    Before it returns the next message it drops those that are done. A returned message stays the
-    first one until ``claim.done`` has reached it.
+    Before the lane returns the next message, it drops the done messages. A returned message stays
+    first until ``claim.done`` reaches it.
 
-    :ivar started: number of messages that were returned to be started.
-    :ivar failures: of messages that failed under other owners, in message order. Each one becomes
+    :ivar started: number of messages that the lane has returned for a start.
+    :ivar failures: the failures of messages under other owners, in message order. Each one becomes
         the claim's failure when its message comes next.
     """
 
@@ -188,7 +189,7 @@ class Lane:
         return self
 
     def __next__(self) -> Row:
-        # The row that was returned before is still the first one: drop it if its message is done.
+        # The last returned row is still the first one: drop it if its message is done.
         self._owner.settle(self)
         self._owner.drop_expired(self)
         if not self.rows or self._first_has_failure() or not self._owner.admits(self):
@@ -198,7 +199,7 @@ class Lane:
         return self.rows[0]
 
     def _first_has_failure(self) -> bool:
-        # The message was read while the lane ran: only the next run handles its failure.
+        # The lane read the message during this run: only the next run handles its failure.
         return bool(self.failures) and self.failures[0].position == self.rows[0][0]
 
     @property
@@ -207,7 +208,7 @@ class Lane:
         return self.claim.failure is not None and self.claim.failure.held
 
     def is_failing(self, position: int) -> bool:
-        """Return whether an attempt of a message has failed, here or elsewhere."""
+        """Return whether an attempt of a message has failed, under this owner or another."""
         own = self.claim.failure
         pending = self.slot.pending_dead_letter
         return (
@@ -217,10 +218,10 @@ class Lane:
         )
 
     def decide(self, position: int, failure: FailureRecord | None) -> bool:
-        """Apply an operator's decision about one of its messages; return whether it is the first.
+        """Apply an operator's decision about a message; return whether it is the lane's first.
 
-        The first one may be running: that attempt ends under the claim so far, and the next run of
-        the lane applies the decision.
+        If the first message is running, its attempt ends under the old claim. The next run of the
+        lane then applies the decision.
         """
         failures = [record for record in self.failures if record.position != position]
         if failure is not None:
@@ -232,17 +233,17 @@ class Lane:
         return True
 
     def take_over(self) -> bool:
-        """Continue after an operator's decision during a run; return whether there was one."""
+        """Continue after an operator's decision in a run; return whether there was a decision."""
         if self.claim.before is None:
             return False
         self.claim.take_over()
         self.slot.waited = False
-        # A dead letter that was not stored yet is decided about anew.
+        # The decision also replaces a dead letter that is not stored yet.
         self.slot.pending_dead_letter = self.slot.dead_letter_message = None
         return True
 
     def take_failure(self) -> None:
-        """Set the claim's failure to that of the next message, if it failed elsewhere."""
+        """Set the claim's failure to the next message's failure under another owner, if any."""
         claim = self.claim
         failures = self.failures
         if not failures or not self.rows or failures[0].position > self.rows[0][0]:
@@ -252,7 +253,7 @@ class Lane:
             self.slot.waited = False
 
     def settle(self) -> None:
-        """Drop messages that are done, and update the queue's claim."""
+        """Drop done messages, and update the queue's claim."""
         self._owner.settle(self)
         self._owner.publish(changed=True)
 
@@ -263,12 +264,11 @@ class LaneSpec:
 
     # Maximum lanes that run at once.
     limit: int
-    # There is one lane only, because the queue is processed in order: nothing is read while it is
-    # blocked.
+    # Whether the queue is processed in order, as one lane. A blocked queue then reads no messages.
     single: bool
     # Returns the lane of a row.
     key_of: Callable[[Row], object]
-    # Maximum time for which the broker hides a message; None if it never does.
+    # Maximum time for which the broker hides a message; None if it never hides messages.
     hold_seconds: float | None
 
 
@@ -276,7 +276,7 @@ Run: TypeAlias = tuple[int, int]
 
 
 class _Pending:
-    """A pending message, and the run of done ones directly behind it (`first` 0: no run)."""
+    """A pending message and the run of done messages directly after it (`first` 0: no run)."""
 
     __slots__ = ("after", "before", "first", "newest")
 
@@ -291,15 +291,15 @@ class WatermarkTracker:
     """The messages of one queue from the watermark to the newest one read.
 
     Adding and finishing a message take constant time, whatever the order. Memory grows with the
-    number of pending messages, not with the number of done ones.
+    number of pending messages, not with the number of done messages.
 
     :param last: the watermark to begin with.
-    :param runs: recorded runs of done messages above it, in ascending order.
+    :param runs: recorded runs of done messages above the watermark, in ascending order.
     """
 
     def __init__(self, last: int, runs: Iterable[Run] = ()) -> None:
         self._known = [run for run in runs if run[1] > last]
-        # The lowest one last: `add` removes it in constant time.
+        # The lowest run is last, so `add` removes it in constant time.
         self._known.reverse()
         self._head = _Pending(None)
         self._head.newest = last
@@ -317,7 +317,7 @@ class WatermarkTracker:
 
     @property
     def ranges(self) -> int:
-        """Return how many runs are above the watermark, the recorded ones included."""
+        """Return the number of runs above the watermark, including recorded runs."""
         return self._ranges + len(self._known)
 
     def __contains__(self, position: int) -> bool:
@@ -328,7 +328,7 @@ class WatermarkTracker:
         while self._known and self._known[-1][1] < position:
             self._known.pop()
         if self._known and self._known[-1][0] <= position:
-            # Done under an earlier claim: it joins the run behind the last pending message.
+            # Done under an earlier claim: the message joins the run after the last pending message.
             tail = self._tail
             if not tail.first:
                 tail.first = position
@@ -342,14 +342,14 @@ class WatermarkTracker:
         return True
 
     def done(self, position: int) -> None:
-        """Mark a pending message as done; raise KeyError for one that is not pending."""
+        """Mark a pending message as done; raise KeyError if it is not pending."""
         node = self._pending.pop(position)
         before = node.before
         after = node.after
         if before is None:
             raise KeyError(position)
-        # The message, and the run behind it, join the run behind the pending one before it. A run
-        # behind the head only raises the watermark: it is not counted.
+        # The message and the run after it join the run of the previous pending message. A run after
+        # the head only raises the watermark, so it is not counted.
         if node.first:
             self._ranges -= 1
         if not before.first:
@@ -370,7 +370,7 @@ class WatermarkTracker:
             if node.first:
                 runs.append((node.first, node.newest))
             node = node.after
-        # Recorded runs that were not read to their end are above all others.
+        # Recorded runs that were not fully read are above all others.
         for first, newest in reversed(self._known):
             if len(runs) == most:
                 break
@@ -384,8 +384,8 @@ class WatermarkTracker:
 class LaneProgress:
     """Progress of one claim.
 
-    :param lanes: the lanes as they are now, for instance the view of a dict.
-    :param subscription: notified of every message that is done.
+    :param lanes: the current lanes, for instance the view of a dict.
+    :param subscription: notified of every done message.
     """
 
     def __init__(
@@ -409,7 +409,8 @@ class LaneProgress:
         )
         self._cancelled = set(above.cancelled)
         self._read = claim.done
-        # Unstable positions were not recorded in order to be skipped.
+        # The ranges record positions. Unstable positions cannot be compared with an earlier
+        # owner's.
         self._window = WatermarkTracker(
             claim.done, above.done_ranges if self._positions.stable else ()
         )
@@ -437,13 +438,13 @@ class LaneProgress:
             if position not in self._cancelled:
                 return True
             self.done(position)
-        # An operator decided about it while the attempt ran that was its last: it is over.
+        # An operator decided about the message during its last attempt: the message is over.
         self._not_received.pop(self._positions.identity(position), None)
         self._changed = True
         return False
 
     def cancel(self, position: int) -> CancelOutcome:
-        """Let no lane start a message; return whether that was still possible."""
+        """Keep all lanes from starting a message; return whether that was still possible."""
         if position in self._cancelled:
             return CancelOutcome.ALREADY
         if self._positions.identity(position) in self._not_received:
@@ -456,7 +457,7 @@ class LaneProgress:
                 return CancelOutcome.DONE
             if lane.is_failing(position):
                 return CancelOutcome.FAILING
-            # Without a greenlet, the lane waits, or was started and did not run yet.
+            # A lane without a greenlet waits, or has been started and has not run yet.
             if lane.slot.greenlet is not None and lane.rows[0][0] == position:
                 return CancelOutcome.STARTED
         self._cancelled.add(position)
@@ -464,7 +465,7 @@ class LaneProgress:
         return CancelOutcome.CANCELLED
 
     def decide(self, position: int, failure: FailureRecord | None) -> Lane | None:
-        """Apply an operator's decision; return the lane if the message is the first one there."""
+        """Apply an operator's decision; return the lane if the message is its first one."""
         self._changed = True
         same = self._positions.identity(position)
         stable = self._positions.stable
@@ -491,7 +492,7 @@ class LaneProgress:
             settle(lane)
 
     def take_failure(self, position: int) -> FailureRecord | None:
-        """Return the recorded failure of a message that is received again, and forget it."""
+        """Remove and return the recorded failure of a message that is received again."""
         if not self._not_received:
             return None
         failure = self._not_received.pop(self._positions.identity(position), None)
@@ -509,10 +510,10 @@ class LaneProgress:
         self._changed = True
 
     def is_finished(self) -> bool:
-        """Update the claim; return whether nothing is pending."""
+        """Update the claim; return whether no message is pending."""
         self.publish()
         if self._not_received and not self._window and self._clock() >= self._hidden_until:
-            self._not_received.clear()  # no message can be hidden this long: they are gone
+            self._not_received.clear()  # no broker hides a message this long: they are gone
             self._changed = True
             self.publish()
         return not self._window and not self._not_received
@@ -525,10 +526,10 @@ class LaneProgress:
         if not self._changed:
             return
         self._changed = False
-        # Nothing below switches greenlets: what is recorded fits together.
+        # The code below does not switch greenlets, so the recorded values are consistent.
         claim.done = self._window.last
         failures = _most_important(self._failures())
-        # An operator sees the first one, and decides about it.
+        # An operator sees the first failure and decides about its message.
         claim.failure = failures[0] if failures else None
         runs = self._window.runs(RUNS) if self._positions.stable else ()
         self._cancelled = {position for position in self._cancelled if position > claim.done}
@@ -537,7 +538,7 @@ class LaneProgress:
 
     def _failures(self) -> Iterator[FailureRecord]:
         for failure in self._not_received.values():
-            # The watermark may have passed its position since it was recorded.
+            # The watermark may have passed the failure's position since it was recorded.
             yield replace(
                 failure, position=self._positions.not_before(failure.position, self._window.last)
             )
@@ -549,12 +550,12 @@ class LaneProgress:
 
 
 def _most_important(failures: Iterable[FailureRecord]) -> list[FailureRecord]:
-    """Return the failures to record, blocked ones first: as many as fit into a node."""
+    """Return as many failures as fit into a node, those of blocked messages first."""
     chosen: list[FailureRecord] = []
     size = 0
     for failure in sorted(failures, key=lambda failure: (not failure.blocked, failure.position)):
         size += len(encode(failure.dump()))
-        # The first one is kept whatever its size: an operator decides about it.
+        # Always keep the first failure, because an operator decides about its message.
         if chosen and size > FAILURE_RECORDS_BYTES:
             break
         chosen.append(failure)

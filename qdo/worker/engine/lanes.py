@@ -1,7 +1,7 @@
-"""A queue whose messages do not all wait for each other: every order but ``order="queue"``.
+"""Run a queue whose messages need not all wait for each other: any order but ``order="queue"``.
 
-A *lane* is a queue within the queue: the messages of one key, in their order. With
-``order="none"`` every message is a lane of its own, and with ``order="priority"`` every priority
+A *lane* is a queue within a queue: the messages of one key, in their order. With
+``order="none"`` each message is a separate lane. With ``order="priority"`` each priority is a lane
 (`priorities`). A lane ends its messages by the same rules as a queue (`pipeline`, `outcomes`). A
 backoff, a block or a dead letter that cannot be stored holds up its own lane only.
 
@@ -15,10 +15,10 @@ parked     until a time: the backoff of a message or of the broker    ready
 blocked    its first message waits for an operator                    (a new claim)
 =========  =========================================================  =======================
 
-The turn of such a queue lasts as long as a lane runs: it reads ahead, starts lanes while
-permits are free, and waits for one to end. Its memory is bounded: at most `WINDOW` pending
-messages and `HELD_BYTES` of bodies. If one key has so many messages that they fill the
-window, the queue waits until that key makes progress; fewer messages hold up no other key.
+The turn of such a queue lasts while any lane runs. The turn reads ahead, starts lanes while permits
+are free, and waits for a lane to end. Its memory is bounded: at most `WINDOW` pending messages and
+`HELD_BYTES` of bodies. If one key has so many messages that they fill the window, the queue waits
+until that key makes progress; fewer messages hold up no other key.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
 from qdo.worker.executors.base import AttemptEnded, JobAborted, MessageExpired
 
-# Maximum pending messages of one queue: read, and not done.
+# Maximum pending messages of one queue. A pending message has been read and is not done.
 WINDOW = 10_000
-# Their maximum size: a few large messages must not fill the memory.
+# Maximum size of one queue's pending messages: a few large ones must not fill the memory.
 HELD_BYTES = 32 << 20
-# The same for all queues of a process; a queue without pending messages may always read one.
+# Maximum size for all queues of a process. A queue without pending messages may always read one.
 HELD_BYTES_IN_ALL = 128 << 20
-# How often a turn checks whether the lease is valid again, or other queues hold less.
+# How often a turn checks whether the lease is valid again or other queues hold fewer bytes.
 LOOK_SECONDS = 0.05
-# Memory of a row beside its body, with its entries in window and lane.
+# Memory of a row without its body, including its entries in the window and the lane.
 _ROW_BYTES = 400
 
-# The value that the messages of a lane have in common.
+# Functions that return the value shared by all messages of a lane.
 _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
     "queue": lambda row: None,
     "key": itemgetter(2),
@@ -73,11 +73,11 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
 class Lanes:
     """The lanes of one claim of one queue.
 
-    :ivar claim: the queue's claim; `publish` updates it before it is recorded.
-    :ivar progress: which messages are done, pending or cancelled.
-    :ivar admitted_at: when its own rate lets the next lane start.
-    :ivar grant: permits for the next lane to start; see `limits`.
-    :param turn: the turn that created the lanes; its slot, claim and job are theirs.
+    :ivar claim: the queue's claim; `publish` updates it before the owner records it.
+    :ivar progress: the done, pending and cancelled messages.
+    :ivar admitted_at: the time at which the queue's own rate lets the next lane start.
+    :ivar grant: the permits for the next lane that starts; see `limits`.
+    :param turn: the turn that created the lanes; the lanes use its slot, claim and job.
     """
 
     def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneTurns) -> None:
@@ -99,7 +99,7 @@ class Lanes:
         )
         by_priority = turn.job.order == "priority"
         self._priorities = Priorities(self.progress, self._lanes.values()) if by_priority else None
-        # Reading is ahead of processing: it has a slot and a claim of its own.
+        # Reading runs ahead of processing, so it uses a separate slot and a separate claim.
         self._source = Slot(slot.queue, slot.durations)
         self._source.subscription = slot.subscription
         self._source.member = slot.member
@@ -127,10 +127,11 @@ class Lanes:
         self._turning = True
         try:
             while True:
-                # Cleared first: news that arrives while `_advance` reads ends the wait below.
+                # Cleared first: news that arrives while `_advance` reads must end the wait below.
                 self._news.clear()
                 result = self._advance()
-                # The permit that this queue was told of may be left: it was told alone.
+                # Only this queue was notified of the free permit. If it is still free, notify the
+                # next.
                 self._permits.notify_next()
                 if not self._running and result is not None:
                     break
@@ -139,14 +140,14 @@ class Lanes:
             self._turning = False
             if self._gate is not None:
                 self._gate.limits.leave(self)
-            # Thousands of queues are idle at a time: they keep no reader.
+            # Thousands of queues may be idle at once, so an idle queue keeps no reader.
             self._engine.fetcher.clear(self._source)
         if self._error is not None:
             raise self._error
         return result
 
     def _advance(self) -> TurnResult | None:
-        """Start lanes; return how the turn ends once none runs, None while it continues."""
+        """Start lanes; return None while the turn continues, and its result at the end."""
         claim = self.claim
         now = self._clock()
         # The claim or the lease may have ended while the turn waited for a lane.
@@ -160,7 +161,7 @@ class Lanes:
             return TurnResult.PAUSED
         while self._parked and self._parked[0][0] <= now:
             self._ready.append(heapq.heappop(self._parked)[2])
-        # By priority, nothing starts before all is read: the most urgent message may be the last.
+        # By priority, all messages are read before any starts: the most urgent may be the last.
         while self._priorities is not None and not self._running and self._wants_more():
             self._read()
         while self._start_ready() and self._wants_more():
@@ -171,7 +172,7 @@ class Lanes:
         due += [self.admitted_at] if self._ready else []
         due += [self._parked[0][0]] if self._parked else []
         if not self._tip and self._permits.held_bytes >= HELD_BYTES_IN_ALL:
-            # No queue tells the others that it holds less.
+            # Queues do not notify each other when they hold fewer bytes.
             due.append(now + LOOK_SECONDS)
         if due:
             self._slot.not_before = min(due)
@@ -189,7 +190,8 @@ class Lanes:
             if not self._permits.acquire(self):
                 return False
             if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
-                # A queue that waits for a limit must not keep others from running their lanes.
+                # A queue that waits for a limit must not take permits from the lanes of other
+                # queues.
                 self._permits.release()
                 return False
             choice = self._priorities
@@ -201,7 +203,7 @@ class Lanes:
         return False
 
     def admits(self, lane: Lane) -> bool:
-        """Return whether a lane that runs may start its next message before all ready ones."""
+        """Return whether a running lane may start its next message before the ready lanes."""
         if self._priorities is None:
             return True
         return not self._wants_more() and self._priorities.first_of((lane, *self._ready)) is lane
@@ -215,7 +217,7 @@ class Lanes:
         return not full and self._permits.held_bytes < HELD_BYTES_IN_ALL
 
     def _pause(self, result: TurnResult | None) -> float | None:
-        """Return how long the turn may wait for a lane to end; None for no limit."""
+        """Return how long the turn may wait for the end of a lane; None for no limit."""
         if result is not None:
             return LOOK_SECONDS if result is TurnResult.PAUSED else None
         now = self._clock()
@@ -226,12 +228,12 @@ class Lanes:
         return max(0.0, min(due) - now)
 
     def wake(self) -> None:
-        """Check again: there may be new messages."""
+        """Check again, because there may be new messages."""
         self._tip = False
         self._news.set()
 
     def notify(self) -> None:
-        """Check again: a permit is free, or the claim changed."""
+        """Check again, because a permit is free or the claim has changed."""
         self._news.set()
 
     @property
@@ -241,17 +243,18 @@ class Lanes:
 
     @property
     def wants_permit(self) -> bool:
-        """Whether a lane waits for nothing but a permit."""
+        """Whether a lane needs only a permit to start."""
         return self._turning and bool(self._ready) and len(self._running) < self._spec.limit
 
     def decide(self, decisions: Mapping[int, FailureRecord | None]) -> None:
-        """Apply what operators decided about messages: no other lane waits, or is waited for."""
+        """Apply operators' decisions about messages; other lanes are not affected."""
         for position, failure in decisions.items():
             lane = self.progress.decide(position, failure)
             if lane is None:
                 continue
             if lane in self._running:
-                # Its next run applies the decision. An attempt ends for a skip or a dead letter.
+                # The lane's next run applies the decision. A skip or a dead letter ends a running
+                # attempt.
                 if failure is not None:
                     end_attempt(lane.slot)
             elif lane not in self._ready:
@@ -261,7 +264,7 @@ class Lanes:
         self._news.set()
 
     def stop(self) -> None:
-        """Start nothing more, even if the claim is open."""
+        """Start no more messages, even if the claim is open."""
         self._stopping = True
         self._news.set()
 
@@ -269,25 +272,25 @@ class Lanes:
         return [lane.slot for lane in self._running if lane.slot.message is not None]
 
     def is_finished(self) -> bool:
-        """Update the claim; return whether nothing is pending."""
+        """Update the claim; return whether no message is pending."""
         return self.progress.is_finished()
 
     def publish(self, changed: bool = False) -> None:
-        """Update the claim before it is recorded; `changed`: a lane's failure has changed."""
+        """Update the claim before its recording; `changed`: a lane's failure has changed."""
         if changed:
             self.progress.lane_ended()
         self.progress.publish()
 
     def discard(self) -> None:
-        """Stop counting the memory of messages that are no longer needed."""
+        """Stop counting the memory of messages that the queue no longer needs."""
         self._count_bytes(-self._bytes)
 
     def _read(self) -> None:
         if self._permits.held_bytes >= HELD_BYTES_IN_ALL:
-            # Only a queue without pending messages gets here: with no message it would stand still.
+            # This queue has no pending messages. It must read one, or it would make no progress.
             self._source.limit = 1
-        # Set before the fetch, which may wait for the broker: a wake meanwhile means a message that
-        # the fetch may have missed, and asks for another one.
+        # Set before the fetch, which may wait for the broker. A wake during the fetch requests
+        # another fetch, because this one may have missed the new message.
         self._tip = True
         try:
             rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
@@ -336,8 +339,8 @@ class Lanes:
         try:
             result = self._run_on(lane)
         except (AttemptEnded, MessageExpired):
-            # The lane continues as the operator decided. Or the job had already ended: it continues
-            # without the expired message.
+            # The lane continues with the operator's decision. If the job had already ended, the
+            # lane continues without the expired message.
             result = TurnResult.MORE
         except JobAborted:
             self._stopping = True
@@ -348,7 +351,8 @@ class Lanes:
             in_doubt = self._clock() >= self.claim.lease.until
             self._engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
             slot.greenlet = slot.message = None
-            # In this order: `release` asks the queues, this one too, how many of their lanes run.
+            # Before `release`, which asks every queue, including this one, how many of its lanes
+            # run.
             del self._running[lane]
             self._permits.release()
             if slot.grant is not None and self._gate is not None:
@@ -360,7 +364,7 @@ class Lanes:
         claim = self.claim
         while True:
             now = self._clock()
-            # Asked before each run: other greenlets have run since the turn asked.
+            # Checked before each run: other greenlets have run since the turn checked.
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return TurnResult.MORE
             sliced = self._priorities is not None
@@ -391,7 +395,7 @@ class Lanes:
             self._count_bytes(-len(body) - _ROW_BYTES)
 
     def drop_expired(self, lane: Lane) -> None:
-        """Drop messages that were cancelled, or that the broker took back: those come again."""
+        """Drop cancelled messages, and those that the broker took back and delivers again."""
         subscription = self._subscription
         slot = lane.slot
         self.progress.drop_cancelled(lane, self.settle)
@@ -402,7 +406,7 @@ class Lanes:
             self._runner.note_expired(self._slot, position)
             pending = slot.pending_dead_letter
             if pending is not None and pending.position == position:
-                # It would be stored twice.
+                # The dead letter would be stored twice.
                 slot.pending_dead_letter = slot.dead_letter_message = None
             lane.claim.done = position
             self.settle(lane)
@@ -410,7 +414,8 @@ class Lanes:
 
     def _place(self, lane: Lane, result: TurnResult) -> None:
         """Delete, park or requeue a lane after it ran."""
-        # The run may have changed the failure of the lane's claim, which is recorded with the rest.
+        # The run may have changed the failure of the lane's claim, which the queue's claim
+        # includes.
         self.progress.lane_ended()
         if not lane.rows:
             del self._lanes[lane.key]
@@ -431,17 +436,17 @@ class LaneTurns:
         self.note_expired = outcomes.note_expired
 
     def report_to(self, turns_changed: Callable[[int], None]) -> None:
-        """Call a function with 1 when a turn begins to wait for lanes, with -1 at its end."""
+        """Call a function with 1 when a turn begins to wait for lanes and with -1 at its end."""
         self._turns_changed = turns_changed
 
     def run(self, turn: Turn) -> TurnResult:
-        """Run the lanes of a queue until all are idle; return how the turn ended."""
+        """Run the lanes of a queue until all are idle; return the result of the turn."""
         slot = turn.slot
         claim = turn.claim
         lanes = slot.lanes
         if lanes is None or lanes.claim is not claim:
             lanes = slot.lanes = self._make_lanes(turn)
-        # The turn lasts as long as its lanes: another queue gets its place among the running ones.
+        # The turn lasts as long as its lanes, so another queue gets its place among running queues.
         self._turns_changed(1)
         try:
             result = lanes.turn()
@@ -449,7 +454,7 @@ class LaneTurns:
             self._turns_changed(-1)
         finished = result is TurnResult.TIP and lanes.is_finished()
         if turn.in_force:
-            if finished:  # thousands of queues are idle at a time
+            if finished:  # thousands of queues may be idle at once
                 subscription = slot.subscription
                 slot.lanes = None
                 claim.refresh = None if subscription is None else refresher(claim, subscription)
@@ -460,8 +465,8 @@ class LaneTurns:
     def _make_lanes(self, turn: Turn) -> Lanes:
         job = turn.job
         engine = self._engine
-        # Messages done above the watermark may come from a job with another order. A job that
-        # takes batches gets each message up to there in a batch of its own.
+        # A job with another order may have done messages above the watermark. A batch job gets each
+        # message up to that point in a separate batch.
         if job.batch:
             call = engine.observers.bind(in_batches(job.call))
             turn = replace(turn, job=replace(job, call=call, batch=0))
@@ -474,7 +479,7 @@ class LaneTurns:
         return Lanes(engine, turn, spec, self)
 
     def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
-        """Run messages of a lane until a time; return how that ended."""
+        """Run messages of a lane until a given time; return the result."""
         slot = lane.slot
         before = lane.started
         began = self._engine.clock()
@@ -489,7 +494,7 @@ class LaneTurns:
             turn.note_successes(taken, slot)
             if (meter := turn.job.meter) is not None:
                 meter.turn(slot, taken, began, until)
-            # Also after AttemptEnded: the lane continues with the claim that replaced its own.
+            # After AttemptEnded, too, the lane continues with the claim that replaced its claim.
             decided = lane.take_over()
         return TurnResult.MORE if decided else result
 
@@ -511,7 +516,7 @@ class LaneTurns:
         before = lane.claim.done
         result = self._rows.run_one(lane_turn, row, until, lane.settle)
         if lane_turn.must_record(before):
-            # First: the queue's claim is recorded, which does not count this message as done yet.
+            # Settle first: the recorded claim of the queue does not yet count this message as done.
             lane.settle()
             turn.member.record(turn.claim)
         return result

@@ -1,15 +1,14 @@
-"""Permits and rates of jobs: which queue may start its next message, and which waits.
+"""Permits and rates of jobs, which decide which queue may start its next message.
 
-A job with limits gets a `Gate` when it is bound; other jobs cost nothing. Permits are taken before
-a message is started, of all limits or of none. A queue without a permit waits without a place
-among the running queues. Waiting queues are served in the order in which they began to wait. A
-queue that waits for a limit that this process has no share of holds up no other limit.
+A job with limits gets a `Gate` when it is bound; other jobs cost nothing. A queue takes permits of
+all limits or of none before it starts a message. A queue without permits gives up its place among
+the running queues. Waiting queues are served in order of arrival. If this process has no share of a
+limit, queues that wait for that limit hold up no other limit.
 
-Each row of a job with limits is started with permits. Asking for permits before each message would
-cost more than a short job. While nothing can change between two messages, the rows of a turn come
-in one streak, straight from the fetched rows: one grant is handed from message to message. Whatever
-may change what this process may start interrupts the streak first: a queue that begins to wait, a
-cap that is lowered, a look at a rate.
+A job with limits needs permits for each row. Asking for permits before each message would cost more
+than a short job. While nothing can change between two messages, a turn takes its rows in one
+streak, directly from the fetched rows. All messages of a streak use one grant. Three events
+interrupt a streak first: a queue begins to wait, a cap is lowered, or the process checks a rate.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from qdo.fleet.permit_counts import PermitCount, StartCount
 
 
-# Most messages that ask for permits one by one after streaks were interrupted.
+# Maximum messages that ask for permits one by one after interruptions of streaks.
 MOST_SINGLES = 63
 
 _log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class PermitShare(Protocol):
 
 
 class GatedRows:
-    """Returns each row with permits; ends early where there are none."""
+    """Returns each row with permits; ends early when there are no permits."""
 
     __slots__ = ("_fence", "_gate", "_rows", "_slot")
 
@@ -78,7 +77,7 @@ class GatedRows:
         return self
 
     def __next__(self) -> Row:
-        # Permits before the row: a row that is taken from the lane counts as started.
+        # Take permits before the row, because a row taken from the lane counts as started.
         if not self._renew():
             raise StopIteration
         row: Row = next(self._rows)
@@ -90,13 +89,13 @@ class GatedRows:
         return length_hint(self._rows)
 
     def _renew(self) -> bool:
-        """Let the slot's grant have permits for a message; return whether it has."""
+        """Get permits for the next message into the slot's grant; return whether it has them."""
         slot = self._slot
         gate = self._gate
         grant = slot.grant
         if grant is None:
             return False
-        # The first row uses the grant with which the queue has entered.
+        # The first row uses the grant with which the queue entered.
         if grant.started and (
             gate.due(slot.queue, self._fence) > gate.limits.clock() or not grant.renew()
         ):
@@ -107,7 +106,7 @@ class GatedRows:
 
 
 class StreakRows(GatedRows):
-    """The fetched rows of a queue, in streaks where that is possible."""
+    """The fetched rows of a queue, in streaks where possible."""
 
     __slots__ = ("_most", "_shares")
 
@@ -120,12 +119,12 @@ class StreakRows(GatedRows):
         return chain.from_iterable(self._parts())
 
     def _parts(self) -> Iterator[Rows]:
-        """Return the rows in parts; the first row of each may start as it is returned."""
+        """Return the rows in parts; the first row of each part may start at once."""
         slot = self._slot
         gate = self._gate
         streaks: Streaks = gate.limits.streaks
         while True:
-            # After a streak, the loop is back here for the next part: count its starts.
+            # The loop comes back here after a streak: count the starts of the streak.
             streaks.end(self)
             if not length_hint(self._rows) or not self._renew():
                 return
@@ -142,7 +141,7 @@ class StreakRows(GatedRows):
                 yield islice(self._rows, 1)
 
     def settle(self) -> None:
-        """Count the starts of the streak, without the first one, which is counted already."""
+        """Count the starts of the streak, except the first one, which has been counted."""
         count = self._most - length_hint(self._rows) - 1
         now = self._gate.limits.clock()
         for share in self._shares:
@@ -150,9 +149,9 @@ class StreakRows(GatedRows):
         self._shares = ()
 
     def interrupt(self) -> None:
-        """End the streak between two messages: the loop that runs them finds no further row."""
+        """End the streak between two messages, so that its loop finds no further row."""
         self.settle()
-        # The list exhausts the iterator over which the loop runs; its length is the cost.
+        # The list exhausts the loop's iterator. The cost is proportional to the length of the list.
         remaining = iter(list(self._rows))
         if self._slot.rows is self._rows:
             self._slot.rows = remaining
@@ -167,7 +166,7 @@ class Streaks:
     @property
     def may_begin(self) -> bool:
         """Whether the next message may begin a streak instead of asking for permits alone."""
-        # An interruption copies each fetched row: after one, single messages cost less for a while.
+        # An interruption copies each fetched row. After an interruption, single messages cost less.
         if self._singles:
             self._singles -= 1
             return False
@@ -180,7 +179,7 @@ class Streaks:
         if rows in self._running:
             self._running.remove(rows)
             rows.settle()
-            # Not interrupted: the next interruption is followed by one single message again.
+            # The streak was not interrupted, so one single message follows the next interruption.
             self._pause = 0
 
     def interrupt(self) -> None:
@@ -198,11 +197,11 @@ PermitWaiter: TypeAlias = Slot | LaneGroup
 
 
 class Grant:
-    """A permit and a start of each limit of a job.
+    """One permit and one start from each limit of a job.
 
-    :ivar shares: where its permits come from.
-    :ivar started: a message was started with it.
-    :ivar streak: the last streak of messages that it began.
+    :ivar shares: the shares that gave the permits.
+    :ivar started: whether a message was started with this grant.
+    :ivar streak: the last streak of messages that this grant began.
     """
 
     __slots__ = ("_gate", "shares", "started", "streak")
@@ -214,27 +213,27 @@ class Grant:
         self.streak: StreakRows | None = None
 
     def allows(self, messages: int) -> bool:
-        """Return whether that many may start without asking again, the one in flight included."""
+        """Return whether so many messages, with the one in flight, may start with this grant."""
         return not self._gate.limits.waiting and all(
             share.starts.covers(messages - 1, self._gate.limits.clock()) for share in self.shares
         )
 
     def renew(self) -> bool:
-        """Take the permits again for the next message, unless another queue waits for them."""
+        """Take the permits again for the next message, unless another queue waits for permits."""
         self._return()
         limits = self._gate.limits
         if limits.waiting or not all(share.has_free() for share in self.shares):
             self.shares = ()
             limits.serve()
             return False
-        # No greenlet has run since the question: the permits are still free.
+        # No greenlet has run since the check, so the permits are still free.
         for share in self.shares:
             share.take()
         self.started = False
         return True
 
     def release(self) -> None:
-        """Return the permits, and the starts that were not used; idempotent."""
+        """Return the permits and the unused starts; idempotent."""
         if self.shares:
             self._return()
             self.shares = ()
@@ -245,7 +244,7 @@ class Grant:
             self._gate.limits.streaks.end(self.streak)
             self.streak = None
         for share in self.shares:
-            # A start counts from the grant on, not only when its message starts.
+            # A start counts from the time of the grant, not from the start of the message.
             if not self.started:
                 share.starts.refund()
             if share.give_back():
@@ -258,8 +257,8 @@ class Gate:
     :ivar limits: all limits of the process.
     :ivar glob: the job's queues.
     :ivar names: the job's limits, in the order in which their permits are taken.
-    :ivar waiting: the waiters, with the number of their arrival.
-    :ivar allows_streak: one queue may start messages as fast as it can.
+    :ivar waiting: the waiters, each with its number of arrival.
+    :ivar allows_streak: whether one queue may start messages as fast as it can.
     """
 
     def __init__(self, limits: Limits, job: Job) -> None:
@@ -272,11 +271,11 @@ class Gate:
         self._last: dict[str, tuple[int, float]] = {}
 
     def due(self, queue: str, fence: int) -> float:
-        """Return when the queue may start a message according to its own rate."""
+        """Return the time at which the queue's own rate allows the next message."""
         if not self._queue_seconds:
             return 0.0
         since, at = self._last.get(queue, (None, 0.0))
-        # A new claim waits, too: the former owner may have started one a moment before.
+        # A new claim waits, too, because the former owner may have just started a message.
         if since != fence:
             self._last[queue] = fence, (at := self.limits.clock())
         return at + self._queue_seconds
@@ -289,20 +288,20 @@ class Gate:
         self._last.pop(queue, None)
 
     def admits(self, waiter: PermitWaiter) -> bool:
-        """Take permits for a waiter, into its `grant`; False: it waits for them from now on."""
-        # While others wait, permits are given in the order of arrival only: by `serve`.
+        """Put permits for a waiter into its `grant`; return False if it must wait for them."""
+        # While other queues wait, only `serve` gives permits, in order of arrival.
         if waiter.grant is None and not self.limits.waiting:
             waiter.grant = self.limits.take(self)
         if waiter.grant is None and not self.names:
             waiter.grant = Grant(self, ())
         elif waiter.grant is None:
             self.limits.enqueue(self, waiter)
-            # Those that wait may need other limits: this one may get its permits at once.
+            # The waiting queues may need other limits, so this queue may get its permits at once.
             self.limits.serve()
         return waiter.grant is not None
 
     def enter(self, slot: Slot, fence: int) -> TurnResult | None:
-        """Take permits for a queue; return how its turn ends if there are none."""
+        """Take permits for a queue; without permits, return the result of its turn."""
         due = self.due(slot.queue, fence)
         if due > self.limits.clock():
             slot.not_before = due
@@ -310,26 +309,26 @@ class Gate:
         return None if self.admits(slot) else TurnResult.LIMITED
 
     def enter_lane(self, lanes: LaneGroup, fence: int) -> bool:
-        """Take permits for one lane of a queue; False: it waits for them, or for its own rate."""
+        """Take permits for one lane of a queue; return False if it waits for them or the rate."""
         lanes.admitted_at = self.due(lanes.queue, fence)
         if lanes.admitted_at > self.limits.clock() or not self.admits(lanes):
             return False
-        # The next lane asks before this one starts its message.
+        # Count now, because the next lane asks before this lane starts its message.
         self.note_start(lanes.queue, fence)
         return True
 
     def start(self, slot: Slot, fence: int) -> None:
-        """Use the permits of a queue that has entered for one call."""
+        """Use the permits of an entered queue for one call."""
         if slot.grant is not None:
             slot.grant.started = True
         self.note_start(slot.queue, fence)
 
     def rows(self, slot: Slot, rows: Any, fence: int) -> GatedRows:
-        """Return the rows of a lane that has entered, as far as there are permits."""
+        """Return the rows of an entered lane, as long as there are permits."""
         return GatedRows(self, slot, rows, fence)
 
     def fetched(self, slot: Slot, rows: Rows, fence: int) -> StreakRows:
-        """Return the fetched rows of a queue that has entered, as far as there are permits."""
+        """Return the fetched rows of an entered queue, as long as there are permits."""
         return StreakRows(self, slot, rows, fence)
 
 
@@ -348,7 +347,7 @@ class Limits:
         self._arrivals = count()
 
     def report_to(self, resume: Callable[[PermitWaiter], None]) -> None:
-        """Call a function with each waiter that got its permits."""
+        """Set the function to call with each waiter that got its permits."""
         self._resume = resume
 
     def gate(self, job: Job) -> Gate | None:
@@ -366,7 +365,7 @@ class Limits:
         layout: Layout,
         member: Member,
     ) -> list[LimitShare]:
-        """Return the shares of a new registration; those of earlier ones end with their lease."""
+        """Return the shares of a new registration; earlier shares end with their leases."""
         names = {name for job in jobs for name in job.limits} | declared.keys()
         self.wake = partial(member.call, lambda: None)
         shares = {
@@ -386,8 +385,8 @@ class Limits:
         return list(shares.values())
 
     def use(self, shares: Mapping[str, PermitShare]) -> None:
-        """Take permits from these shares from now on."""
-        # First: a streak that goes on would start messages with permits of the old shares.
+        """Set the shares from which to take permits."""
+        # Interrupt first: a running streak would start messages with permits of the old shares.
         self.streaks.interrupt()
         self._shares = shares
         for share in shares.values():
@@ -397,7 +396,7 @@ class Limits:
 
     def take(self, gate: Gate) -> Grant | None:
         """Take permits of all limits of a gate, or none."""
-        # All or none: two queues that have one permit each would wait for each other.
+        # Take all permits or none: two queues with one permit each would wait for each other.
         shares = tuple(share for name in gate.names if (share := self._shares.get(name)))
         if len(shares) < len(gate.names) or not all(share.has_free() for share in shares):
             return None
@@ -413,7 +412,7 @@ class Limits:
             self._count()
 
     def leave(self, waiter: PermitWaiter) -> None:
-        """Remove a queue from the line, and return the permits that it has."""
+        """Remove a queue from the line, and give back its permits."""
         if waiter.awaits_permit:
             waiter.awaits_permit = False
             for gate in self._gates:
@@ -450,11 +449,11 @@ class Limits:
         candidates = [gate for gate in self._gates if gate.waiting]
         served = False
         while candidates:
-            # The first waiter of each gate has the lowest number of arrival there.
+            # The first waiter of each gate arrived there first.
             gate = min(candidates, key=lambda gate: next(iter(gate.waiting.values())))
             grant = None if reserved & {*gate.names} else self.take(gate)
             if grant is None:
-                # One of its limits may have permits: they stay free until it has all of them.
+                # Permits of one limit stay free until the waiter can get permits of all its limits.
                 candidates.remove(gate)
                 reserved |= self._coming(gate)
                 continue
@@ -468,19 +467,19 @@ class Limits:
                 candidates.remove(gate)
         if served:
             self._count()
-        # The loop of the shares must plan a look for the time of the next token.
+        # The loop of the shares must schedule a check for the time of the next token.
         if self.waiting and any(share.awaits_token() for share in self._shares.values()):
             self.wake()
 
     def _coming(self, gate: Gate) -> set[str]:
         """Return the limits that later queues must not take before a waiting queue."""
-        # None if this process has no share of one of them: that wait may be long.
+        # Return no limits if this process lacks a share of any of them: that wait may be long.
         shares = [self._shares.get(name) for name in gate.names]
         has_all = all(share is not None and share.has_share for share in shares)
         return {*gate.names} if has_all else set()
 
     def _count(self) -> None:
-        """Tell the shares how many queues wait."""
+        """Report the number of waiting queues to the shares."""
         counts = dict.fromkeys(self._shares, 0)
         self.waiting = 0
         for gate in self._gates:
@@ -495,11 +494,11 @@ class Limits:
             self.wake()
 
     def faults(self) -> dict[str, str]:
-        """Return the limits that cannot be used, and why."""
+        """Return the unusable limits, each with the reason."""
         return {name: _reason(name, share.why) for name, share in self._shares.items() if share.why}
 
     def waits(self) -> dict[str, tuple[str, ...]]:
-        """Return the jobs with queues that wait for permits: glob, and names of the limits."""
+        """Return the limits that queues wait for, by glob of their job."""
         return {gate.glob: gate.names for gate in self._gates if gate.waiting}
 
 

@@ -1,9 +1,9 @@
 """Count the attempts of a worker process's jobs, for `/metrics`.
 
-Reading the clock for each message would cost a job that does nothing more than 2 % of its rate. So
-a turn of a queue is measured as a whole: it lasts `turn_seconds`, or as long as one message that
-takes longer. The sum of the durations is exact. Within a turn of many messages all count with
-their mean, but for the last one if it ran past the end of the turn.
+Reading the clock for each message would cost a no-op job more than 2 % of its rate. So the whole
+turn of a queue is measured. A turn lasts `turn_seconds`, or as long as one longer message. The sum
+of the durations is exact. In a turn of many messages, each counts with their mean, except a last
+message that ran past the end of the turn.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from qdo.worker.engine.slot import Slot
 
 JOB_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
-# Upper bounds of the classes of durations, in seconds.
+# Upper bounds of the duration buckets, in seconds.
 DWELL_BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0)
 
 
-# Jobs of further globs are counted together: each glob is some thirty time series.
+# Jobs of further globs are counted together, because each glob adds about thirty time series.
 MOST_GLOBS = 100
 OTHERS = "(others)"
 
@@ -36,7 +36,7 @@ class JobMeter:
     """Counts the attempts of one glob of queues in this process.
 
     :ivar done: messages whose job returned.
-    :ivar outcomes: other attempts, by their outcome.
+    :ivar outcomes: numbers of other attempts, by outcome.
     :ivar dwell: time from sending to the start of one message of each turn.
     """
 
@@ -53,8 +53,8 @@ class JobMeter:
     def turn(self, slot: Slot, taken: int, began: float, until: float) -> None:
         """Count a turn that has just ended.
 
-        :param taken: number of messages that were taken to be started.
-        :param began: clock time of its start; `until` is when it was to end.
+        :param taken: number of messages taken for a start.
+        :param began: clock time of the turn's start; `until` is its planned end.
         """
         started = taken - slot.unstarted
         if started <= 0:
@@ -73,12 +73,12 @@ class JobMeter:
             observe(seconds / started, started)
         last = slot.message
         if last is not None and last.attempt == 1:
-            # The last one of several was started before the end of the turn.
+            # The last of several messages was started before the end of the turn.
             ran = seconds if started == 1 else max(0.0, late)
             self.dwell.observe(max(0.0, self._now() - ran - (last.due or last.time)))
 
     def bind_batch(self, call: JobCall) -> JobCall:
-        """Return a call that counts batches; their messages get equal shares of their time."""
+        """Return a call that counts batches, with equal shares of the time for their messages."""
         clock = self._clock
 
         def measured(batch: Batch, context: Any) -> None:
@@ -90,7 +90,7 @@ class JobMeter:
                 call(batch, context)  # type: ignore[arg-type]
                 done = size
             except NotStarted:
-                size = 0  # the job did not run: its time is not one of an attempt
+                size = 0  # the job did not run, so there is no attempt to time
                 raise
             except FailedAt as error:
                 done = error.index if 0 <= error.index < size else 0
@@ -106,7 +106,7 @@ class JobMeter:
 class JobMeters:
     """The meters of a process's jobs, by the glob of their queues.
 
-    :param globs: those that are counted from the start, though with 0.
+    :param globs: the globs that are counted from the start, with zeros.
     """
 
     def __init__(

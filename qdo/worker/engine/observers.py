@@ -1,6 +1,6 @@
-"""Reports how attempts end: to an app's observers, the history and the metrics.
+"""Reports the ends of attempts to an app's observers, the history and the metrics.
 
-Without observers, history and metrics it costs nothing.
+Without observers, history and metrics, reporting costs nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Observers:
         return bool(self._observers)
 
     def bind(self, call: JobCall) -> JobCall:
-        """Return the call for the pipeline to make; without observers, `call` itself."""
+        """Return the call for the pipeline, which is `call` itself without observers."""
         if self.history is not None:
             call = self.history.bind(call)
         if not self._observers:
@@ -64,13 +64,13 @@ class Observers:
         return observed
 
     def bind_batch(self, call: JobCall, glob: str) -> JobCall:
-        """Return the call of a job that takes batches of the queues of a glob."""
+        """Return the call of a batch job for the queues of a glob."""
         if self.history is not None:
             call = self.history.bind_batch(call)
         return call if self.meters is None else self.meters.of(glob).bind_batch(call)
 
     def batch_done(self, messages: list[Message]) -> None:
-        """Report messages of a batch that are done."""
+        """Report the done messages of a batch."""
         if self.history is not None:
             self.history.batch_done(messages)
         if self._observers:
@@ -78,8 +78,8 @@ class Observers:
                 self.report(message, "done", None)
 
     def report(self, message: Message, outcome: OutcomeName, error: str | None) -> None:
-        """Report a finished attempt to every observer; their own errors are only logged."""
-        # Attempts that are done are counted by the call itself, or by the turn.
+        """Report a finished attempt to every observer; only log the observers' errors."""
+        # The call itself, or the turn, counts done attempts.
         if self.history is not None and outcome != "done":
             self.history.ended(message, outcome, error)
         if self.meters is not None and outcome != "done":

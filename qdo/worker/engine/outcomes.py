@@ -1,4 +1,4 @@
-"""Decide how attempts end that did not return.
+"""Decide the ends of attempts that did not return.
 
 ===========  ===========================================================================
 outcome      what happens
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """Decides how attempts end, and asks `queue_ends` or `request_ends` to end them so."""
+    """Decides the ends of attempts, which `queue_ends` or `request_ends` carry out."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -65,7 +65,7 @@ class Outcomes:
         policy = self._engine.policy_of(turn.slot.queue)
         kinds = type(error).__mro__
         waits = excused is not None or only_waits(error, policy)
-        # The turn counts all messages that it took; this one is not an attempt.
+        # The turn counts all messages that it took, but this message is not an attempt.
         if waits:
             self._counters.attempts -= 1
         elif Stop not in kinds:
@@ -78,9 +78,10 @@ class Outcomes:
     def excused(
         self, turn: Turn, message: Message, error: BaseException
     ) -> TurnResult | RetryMessage | None:
-        """Return the end of a turn, or the decision, after a failure that is not the message's.
+        """Return a turn's end or a decision after a failure that the message did not cause.
 
-        The broker is away, or the job is paused: see `breakers`. None for any other failure.
+        Such failures are an unreachable broker and a paused job, see `breakers`. Return None for
+        others.
         """
         policy = self._engine.policy_of(turn.slot.queue)
         chosen = not {Outcome, BodyDecodeError}.isdisjoint(type(error).__mro__)
@@ -101,11 +102,11 @@ class Outcomes:
         return RetryMessage(breaker.left_seconds(), counts=False, waits_for="its paused job")
 
     def expired(self, turn: Turn, message: Message) -> TurnResult:
-        """Leave a message that the broker took back while it was in flight."""
+        """Drop a message that the broker took back while the message was in flight."""
         slot = turn.slot
         self._counters.attempts -= 1
         if slot.subscription is None or slot.subscription.is_held(message.position):
-            # Another message was meant, which has ended since: run this one again.
+            # The broker took back another message, which has ended since: run this one again.
             self._fetcher.clear(slot)
             return TurnResult.MORE
         turn.claim.done = message.position
@@ -118,7 +119,7 @@ class Outcomes:
         self._ends(slot).note_expired(slot, position)
 
     def call_failure_hook(self, message: Message, error: BaseException) -> None:
-        """Call the app's `job_failure`; its own errors are only logged."""
+        """Call the app's `job_failure`; only log the errors of that hook."""
         try:
             hook = self._engine.app.hooks.job_failure
             check_done(hook(message, self._engine.context, error), hook, "job_failure")
@@ -133,7 +134,7 @@ class Outcomes:
         self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
     ) -> TurnResult:
         """Carry out a decision about a failed attempt, unless the queue was lost."""
-        # Asked here, after the app's hook ran: the queue may have been lost during it.
+        # Check after the app's hook, because the queue may have been lost during the hook.
         if not turn.in_force:
             return self._lost(turn.slot, message, error)
         return self._ends(turn.slot).apply(turn, row, message, error, decision)

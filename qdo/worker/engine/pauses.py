@@ -16,7 +16,7 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 
 class PauseGate:
-    """The pauses that this worker obeys; before `shut` is called, none."""
+    """The pauses that this worker obeys; before the call of `shut`, there are none."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -34,7 +34,7 @@ class PauseGate:
 
     def apply(self, pauses: Sequence[Pause]) -> None:
         """Start no message of queues that match these pauses; let all others continue."""
-        # All slots are looked at only if there are pauses, or were: there may be thousands.
+        # Check all slots only if there are or were pauses, because there may be thousands of slots.
         before = self._is_paused
         self._is_paused = paused_queues(pauses)
         self._in_flight.clear()
@@ -44,7 +44,7 @@ class PauseGate:
             self._apply_to(slot, self._is_paused is not None and self._is_paused(slot.queue))
 
     def _apply_to(self, slot: Slot, paused: bool) -> None:
-        # A claim that waits for the message in flight begins later: it must be paused, too.
+        # Pause the next claim, too, which begins after the message in flight.
         for claim in (slot.claim, slot.next_claim[1] if slot.next_claim else None):
             if claim is not None and paused:
                 claim.pause()

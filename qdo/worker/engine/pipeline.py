@@ -64,7 +64,7 @@ class Pipeline:
     ) -> None:
         """Call a function with 1 when a turn begins to wait for lanes, with -1 at its end.
 
-        :param resume: called with a queue or its lanes that got the permits they waited for.
+        :param resume: called with a queue or lanes that got the permits they waited for.
         """
         self._lanes.report_to(lane_turns_changed)
         self.limits.report_to(resume)
@@ -74,11 +74,11 @@ class Pipeline:
         return Cancellations(self._engine, slots)
 
     def paused_globs(self) -> dict[str, str]:
-        """Return the globs of jobs that are paused, each with the error; see `breakers`."""
+        """Return the globs of paused jobs, each with the error; see `breakers`."""
         return self._engine.jobs.paused_globs()
 
     def clear(self, slot: Slot) -> None:
-        """Drop everything that can be read or made again: thousands of queues are idle at a time.
+        """Drop all data that can be fetched or made again: thousands of queues are idle at once.
 
         The next fetch begins after ``claim.done``.
         """
@@ -89,7 +89,7 @@ class Pipeline:
             slot.lanes = None
 
     def end(self, slot: Slot) -> None:
-        """Drop everything of the slot's claim, and release the messages that it holds."""
+        """Drop all data of the slot's claim, and release the messages that the claim holds."""
         self.clear(slot)
         self._subscriptions.end(slot)
         self._engine.observers.workers.pop(slot.queue, None)
@@ -98,19 +98,19 @@ class Pipeline:
         self.limits.forget(slot.queue)
 
     def turn(self, slot: Slot, member: ClaimReports, claim: Claim) -> TurnResult:
-        """Process messages of a queue until its turn is over; return how it ended."""
+        """Process messages of a queue until its turn is over; return the result."""
         self._fetcher.begin(slot)
         turn = self._start(slot, member, claim)
         result = turn if isinstance(turn, TurnResult) else self._run(turn)
         if result is TurnResult.TIP and slot.subscription is None:
-            claim.careful = 0  # the owner before had begun none of the later messages
+            claim.careful = 0  # the previous owner had not begun any later message
         self._fetcher.rest(slot)
         if slot.grant is not None:
             self.limits.leave(slot)
         return result
 
     def _start(self, slot: Slot, member: ClaimReports, claim: Claim) -> Turn | TurnResult:
-        """Return the turn with its job, or how it ends if no message may be started."""
+        """Return the turn with its job, or the result if no message may be started."""
         if not claim.open:
             return TurnResult.ENDED if claim.over else TurnResult.STILL
         if self._engine.clock() >= claim.lease.until:
@@ -135,7 +135,7 @@ class Pipeline:
         try:
             return self._run_serial(turn)
         except MessageExpired:
-            # The job had already ended: messages that are still held are read again.
+            # The job had already ended: the next fetch reads held messages again.
             self._fetcher.clear(turn.slot)
             return TurnResult.MORE
         except JobAborted:
@@ -148,7 +148,7 @@ class Pipeline:
         slot = turn.slot
         claim = turn.claim
         if self._runs_out_of_order(claim):
-            # Lanes read what follows: the last row of this turn may have been cancelled.
+            # Lanes read the next rows, because the last row of this turn may have been cancelled.
             self._fetcher.clear(slot)
         if claim.done != done and slot.subscription is not None:
             slot.subscription.done_through(claim.done)
@@ -156,7 +156,7 @@ class Pipeline:
             turn.member.progress(claim)
 
     def _runs_out_of_order(self, claim: Claim) -> bool:
-        """Return whether messages behind ``claim.done`` are done, failing or cancelled."""
+        """Return whether messages after ``claim.done`` are done, failing or cancelled."""
         return claim.out_of_order is not None and claim.positions.stable
 
     def _uses_lanes(self, turn: Turn) -> bool:
@@ -197,7 +197,7 @@ class Pipeline:
         before = claim.done
         result = self._batches.process(turn)
         if turn.must_record(before):
-            turn.member.record(claim)  # waits until it is stored, or the claim ends
+            turn.member.record(claim)  # waits until the record is stored or the claim ends
         return result
 
     def _run_rows(self, turn: Turn) -> TurnResult:
@@ -207,7 +207,7 @@ class Pipeline:
         slot = turn.slot
         claim = turn.claim
         engine = self._engine
-        # Checked again: the fetch took time, and other greenlets may have run.
+        # Check again, because the fetch took time and other greenlets may have run.
         began = engine.clock()
         until = min(claim.lease.until, began + engine.settings.now.turn_seconds)
         if not claim.open or began >= until:
@@ -226,7 +226,7 @@ class Pipeline:
             self._count(turn, waiting - left, left, began, until)
 
     def _fetch(self, turn: Turn) -> Rows | TurnResult:
-        """Return rows that may be started, or how the turn ends without any."""
+        """Return rows that may be started, or the result of a turn without rows."""
         slot = turn.slot
         claim = turn.claim
         gate = turn.job.gate
@@ -244,7 +244,7 @@ class Pipeline:
         return gate.enter(slot, claim.fence) or gate.fetched(slot, rows, claim.fence)
 
     def _count(self, turn: Turn, taken: int, left: int, began: float, until: float) -> None:
-        """Count the messages of a turn, and learn from their duration."""
+        """Count the messages of a turn, and record their duration."""
         slot = turn.slot
         claim = turn.claim
         engine = self._engine
@@ -278,8 +278,8 @@ class RunningJob:
 
 def running_in(frame: FrameType | None) -> RunningJob | None:
     """Return the job of the innermost turn in a stack, None without a turn."""
-    # The stack is that of the main thread while it is blocked. The turns themselves record nothing
-    # for it, which would cost time for every message.
+    # The stack is the blocked main thread's. Turns do not record their job, because that would cost
+    # time for every message.
     while frame is not None:
         if frame.f_code in _RUNNING:
             values = frame.f_locals

@@ -1,8 +1,8 @@
-"""Which lane of a queue with ``order="priority"`` is next: one for each priority, one at a time.
+"""Choose the next lane of a queue with ``order="priority"``, which runs one lane at a time.
 
-The queue is read as far as its window allows before a message starts, so the most urgent message
-is known. The lane of the oldest message goes first while one of two bounds is reached: one against
-starvation, one against repetitions after a handover.
+Before a message starts, the worker reads as much of the queue as the window allows. So the most
+urgent message is known. The lane of the oldest message goes first while one of two limits is
+reached. One limit prevents starvation, the other limits repetitions after a handover.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from operator import attrgetter
 
 from qdo.worker.engine.lane import Lane, LaneProgress
 
-# The most messages that pass the oldest one that may start.
+# Maximum messages that may pass the oldest message that may start.
 STARTS = 1_000
-# Done ranges above the watermark from which the oldest message goes first. `lane.RUNS` is larger: a
-# clean handover repeats nothing.
+# With this many done ranges above the watermark, the oldest message goes first. `lane.RUNS` is
+# larger, so a clean handover repeats no message.
 RANGES = 400
-# How long a lane runs messages until the event loop may learn of more urgent ones. A greenlet for
-# each message of no duration would take nine tenths of the rate.
+# How long a lane runs messages before the event loop checks for more urgent ones. A greenlet for
+# each very short message would cost nine tenths of the rate.
 SLICE_SECONDS = 0.001
 
 
 class Priorities:
     """Chooses the next lane.
 
-    :param lanes: the lanes as they are now, those that wait or are blocked included.
+    :param lanes: the current lanes, including waiting and blocked ones.
     """
 
     def __init__(self, progress: LaneProgress, lanes: Collection[Lane]) -> None:
@@ -34,13 +34,13 @@ class Priorities:
         self._passed = 0
 
     def first_of(self, ready: Collection[Lane]) -> Lane:
-        """Return the lane whose first message is to start next."""
+        """Return the lane whose first message must start next."""
         oldest = min(ready, key=_position)
         full = self._progress.ranges >= RANGES and oldest is min(self._lanes, key=_position)
         return oldest if full or self._passed >= STARTS else min(ready, key=attrgetter("key"))
 
     def count(self, done: int, ready: Collection[Lane]) -> None:
-        """Count a message that is done if it has passed one that may start."""
+        """Count a done message if it has passed a message that may start."""
         self._passed = self._passed + 1 if any(_position(lane) < done for lane in ready) else 0
 
 

@@ -1,7 +1,7 @@
-"""How messages of queues end: the queue's node records it, and its order is kept.
+"""Ends messages of queues: the queue's node records each end, and the order is kept.
 
-State that must outlive this worker is kept in ``claim.failure``. It is recorded with the next
-checkpoint, or with the release.
+State that must outlive this worker is in ``claim.failure``. The worker records it at the next
+checkpoint or at the release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.slot import Row, Slot, TurnResult, where
 
 _log = logging.getLogger(__name__)
-# The same for all queues: their lines are limited together.
+# One logger for all queues, so that their lines are limited together.
 _broker_log = logging.getLogger("qdo.worker.engine.ends.broker")
 
 
@@ -61,7 +61,7 @@ class QueueEnds(Ends):
         slot = turn.slot
         reason = describe(error)
         delay = round(decision.after_seconds, 3)
-        # A queue would wait in full for a recorded time without a delay, even if the clock is set.
+        # Record no time without a delay: the queue would wait for it, even after the clock is set.
         due = round(time.time() + delay, 3) if delay else 0.0
         shown = self._engine.recorded(reason)
         failed = message.attempt if decision.counts else message.attempt - 1
@@ -152,7 +152,7 @@ class QueueEnds(Ends):
         claim = turn.claim
         reason = self._engine.recorded(describe(error))[:FAILURE_ERROR_CHARACTERS]
         failure = claim.failure
-        # Recorded and logged once, not each time that the queue looks for the key.
+        # Record and log once, not each time the queue looks for the key.
         if failure is None or (failure.position, failure.error) != (message.position, reason):
             now = round(time.time(), 3)
             claim.add_failure(
@@ -204,16 +204,16 @@ class QueueEnds(Ends):
     def store_dead_letter(
         self, turn: Turn, dead_letter: DeadLetterRecord, error: BaseException | None = None
     ) -> TurnResult:
-        """Store a dead letter, and only then mark its message as done: no message gets lost."""
+        """Store a dead letter, then mark its message as done, so that no message gets lost."""
         slot = turn.slot
-        slot.message = slot.message or slot.dead_letter_message  # in flight until it is stored
+        slot.message = slot.message or slot.dead_letter_message  # in flight until stored
         try:
             self._broker.dead_letters.store(dead_letter)
         except Exception as failure:  # noqa: BLE001 - brokers raise what their libraries raise
             return self.broker_failed(slot, "cannot store the dead letter", failure)
         message = slot.dead_letter_message
         slot.dead_letter_message = None
-        # The queue may have been lost meanwhile: its next owner runs the message again.
+        # The queue may have been lost during the write: its next owner runs the message again.
         if not turn.in_force:
             return TurnResult.ENDED
         slot.pending_dead_letter = None

@@ -1,4 +1,4 @@
-"""How requests of pools end: the row of each one records it, and any worker may run the next."""
+"""Ends requests of pools: each row records its end, and any worker may run the next request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestEnds(Ends):
-    """Ends attempts of requests; the call returns once the broker has stored the end."""
+    """Ends attempts of requests; each method returns once the broker has stored the end."""
 
     def apply(
         self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
@@ -73,4 +73,4 @@ class RequestEnds(Ends):
         return self.apply(turn, row, message, error, RetryMessage(KEY_SECONDS, counts=False))
 
     def note_expired(self, slot: Slot, position: int) -> None:
-        """Do nothing: the request was cancelled, which the pool has logged."""
+        """Do nothing, because the pool has logged the cancellation of the request."""

@@ -1,7 +1,7 @@
 """Decodes rows and runs the job for them: the hot loop of the worker.
 
-Only `run_rows` handles messages inline: everything else happens once a turn or once a failure. A
-no-op job on 100-byte bodies is called at more than half the rate of a bare loop that fetches,
+Only `run_rows` handles messages inline. All other code runs once per turn or once per failure. The
+worker calls a no-op job on 100-byte bodies at more than half the rate of a bare loop that fetches,
 decodes and calls (`bench/throughput_profile.py`).
 """
 
@@ -36,22 +36,22 @@ class RowRunner:
         self._positions_in_flight = engine.in_flight.notes(engine.broker.positions)
 
     def finish_pending(self, turn: Turn) -> TurnResult | None:
-        """Store a pending dead letter; return how the turn ends, None if messages may run."""
+        """Store a pending dead letter; return the turn's result, None if messages may run."""
         slot = turn.slot
         if slot.pending_dead_letter is not None:
             subscription = slot.subscription
             if subscription is None or subscription.is_held(slot.pending_dead_letter.position):
                 return self._outcomes.store_dead_letter(turn, slot.pending_dead_letter)
-            # Its message is received again.
+            # The broker delivers the message again.
             slot.pending_dead_letter = slot.dead_letter_message = None
         return TurnResult.HELD if turn.is_blocked else None
 
     def run_rows(self, turn: Turn, rows: Rows, until: float, attempt: int) -> TurnResult:
-        """Run the job for one row after the other, until the turn or the claim ends.
+        """Run the job for each row until the turn or the claim ends.
 
-        The check for the end follows each message: no row is taken from `rows` that is not
-        started. One message costs about 0.6 us more than decoding its body and calling the job.
-        Two attribute accesses more in this loop cost 2 % of the rate.
+        The loop checks for the end after each message, so every row taken from `rows` is started. A
+        message costs about 0.6 us more than decoding its body and calling the job. Two more
+        attribute accesses in this loop cost 2 % of the rate.
         """
         slot = turn.slot
         claim = turn.claim
@@ -103,7 +103,7 @@ class RowRunner:
             self._counters.unsuccessful += 1
             raise
         except NotStarted:
-            # The job did not run. The row is read again once the queue may be processed.
+            # The job did not run. The worker reads the row again once the queue may be processed.
             slot.unstarted += 1
             self._counters.attempts -= 1
             self._engine.fetcher.clear(slot)
@@ -120,7 +120,7 @@ class RowRunner:
         return TurnResult.MORE
 
     def run_checked(self, turn: Turn, rows: Rows, until: float) -> TurnResult:
-        """Run rows one at a time: to record each, or until the failed message is done."""
+        """Run rows one at a time, to record each row, or until the failed message is done."""
         claim = turn.claim
         job = turn.job
         result = TurnResult.MORE

@@ -1,4 +1,4 @@
-"""One owned queue as the worker engine keeps it, its prefetched rows, and the counts."""
+"""The worker engine's state of one owned queue, its prefetched rows, and the counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Why a queue waits when its broker cannot return messages.
+# The reason for the wait of a queue whose broker cannot return messages.
 UNREADABLE = "cannot read the queue"
 
 
@@ -45,7 +45,7 @@ class SlotState(enum.Enum):
 
 
 class TurnResult(enum.Enum):
-    """How a turn ended."""
+    """The result of a turn."""
 
     MORE = "there may be more messages"
     TIP = "a fetch found no message"
@@ -61,7 +61,7 @@ class ClaimReports(Protocol):
     """Receives a slot's reports: the member of its claim; see `coordination.member.Member`."""
 
     name: str
-    # Whether the claim is one of a pool, whose requests record their ends themselves.
+    # Whether the claim is for a pool. The requests of a pool record their ends themselves.
     is_pool: bool
 
     def progress(self, claim: Claim) -> None: ...
@@ -72,7 +72,7 @@ class ClaimReports(Protocol):
 
 
 class LaneGroup(Protocol):
-    """The lanes of a queue as its slot and the limits see them; see `lanes.Lanes`."""
+    """The interface of `lanes.Lanes` for a queue's slot and for the limits."""
 
     claim: Claim
     queue: str
@@ -103,35 +103,37 @@ class LaneGroup(Protocol):
 class Slot:
     """One owned queue.
 
-    :ivar claim: the ownership in force; None once it ended while a message is in flight.
+    :ivar claim: the ownership in force; None if it ended while a message was in flight.
     :ivar member: the registration that made `claim`.
     :ivar next_claim: the claim, with its member, that begins after the message in flight ends.
-    :ivar woken: the queue was woken while running: check it again before it becomes idle.
+    :ivar woken: whether the queue was woken while running, and must be checked before it becomes
+        idle.
     :ivar subscription: the claim's subscription at a polled broker.
     :ivar reader: reads the queue's messages; None while there is nothing to read.
-    :ivar origin: of its messages; known from the first fetch on.
-    :ivar rows: fetched rows that were not started; the first one follows ``claim.done``.
+    :ivar origin: the origin of the queue's messages, known after the first fetch.
+    :ivar rows: fetched rows that were not started; the first row follows ``claim.done``.
     :ivar ahead: the next batch, which is fetched while `rows` are processed.
-    :ivar limit: rows of the next fetch; follows the number that a turn processes.
-    :ivar fetched: position of the last of the rows that were fetched.
-    :ivar held_bytes: about the size of the bodies of its rows; see `fetcher`.
-    :ivar waited: this worker has started the backoff of the message in ``claim.failure``.
+    :ivar limit: rows of the next fetch, adapted to the number that a turn processes.
+    :ivar fetched: position of the last fetched row.
+    :ivar held_bytes: approximate size of the bodies of the rows; see `fetcher`.
+    :ivar waited: whether this worker has started the backoff of the message in ``claim.failure``.
     :ivar not_before: clock time before which a waiting slot must not run.
     :ivar alarm: clock time at which `tick` checks a waiting slot, `inf` for never.
-    :ivar pending_dead_letter: dead letter to store before anything else happens, and
-        `dead_letter_message` its message.
+    :ivar pending_dead_letter: dead letter to store before the queue continues;
+        `dead_letter_message` is its message.
     :ivar lanes: the lanes of a queue whose messages do not all wait for each other.
     :ivar gathered: rows taken from `rows` for the next batch of a job that takes batches.
-        None without any: thousands of slots are idle.
-    :ivar gathering_until: clock time until which it waits for more rows; 0 while not waiting.
+        None without rows, to save memory: thousands of slots are idle.
+    :ivar gathering_until: clock time until which the queue waits for more rows; 0 if it does not
+        wait.
     :ivar singles: number of messages to run one at a time before the next batch.
-    :ivar grant: the permits with which its next message may start; see `limits`.
+    :ivar grant: the permits for the start of the next message; see `limits`.
     :ivar label: the names of queue and worker for the in-flight table.
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
-    :ivar unreturned: messages of this turn whose job did not return, and `unstarted` those whose
-        job was not called at all; for the metrics and for `durations`.
+    :ivar unreturned: messages of this turn whose job did not return; `unstarted` are messages whose
+        job was not called. Both are for the metrics and for `durations`.
     :ivar withheld: number of `rows` that the turn may no longer take; see `cancellations`.
-    :ivar message: the one in flight; valid while running.
+    :ivar message: the message in flight; valid while running.
     :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
     """
 
@@ -194,7 +196,7 @@ class Slot:
         self.waited = False
         self.broker_failures = 0
         self.not_before = 0.0
-        self.alarm = float("inf")  # none is set
+        self.alarm = float("inf")  # no alarm is set
         self.pending_dead_letter: DeadLetterRecord | None = None
         self.dead_letter_message: Message | None = None
         self.label = b""
@@ -213,15 +215,15 @@ class Slot:
     @property
     def takes_more(self) -> bool:
         """Whether the queue can use new messages while it waits."""
-        # A queue that gathers a batch checks whether it is full now. A queue with lanes runs other
-        # messages while some wait.
+        # A queue that gathers a batch checks whether the batch is full now. A queue with lanes runs
+        # other messages while some wait.
         if self.gathering_until:
             return True
         return self.lanes is not None and self.lanes.takes_more
 
     @property
     def is_pool(self) -> bool:
-        """Whether it has requests: no node and no messages of the broker belong to it."""
+        """Whether the slot is for a pool, which has no node and no messages at the broker."""
         return self.member is not None and self.member.is_pool
 
     @property
@@ -250,9 +252,9 @@ def where(slot: Slot) -> LogPlace:
 def apply_decisions(
     slot: Slot | None, claim: Claim, decisions: Mapping[int, FailureRecord | None]
 ) -> bool:
-    """End the attempts of messages that are to be skipped, or to become dead letters.
+    """End the attempts of messages that operators decided to skip or dead-letter.
 
-    Return whether running lanes apply the decisions: no other key waits then.
+    Return whether running lanes apply the decisions, so that no other key waits.
     """
     if slot is None or slot.state is not SlotState.RUNNING:
         return False
@@ -271,7 +273,7 @@ def apply_decisions(
 def end_attempt(slot: Slot) -> None:
     """End the attempt of the message in flight; do not wait for it.
 
-    Its executor ends it as at a deadline. A dead letter that is being stored is not interrupted.
+    The executor ends the attempt as at a deadline. The storing of a dead letter is not interrupted.
     """
     if slot.greenlet is None or slot.message is None or slot.pending_dead_letter is not None:
         return
@@ -288,10 +290,10 @@ def end_attempt(slot: Slot) -> None:
 class Counters:
     """Counts since the start of the process."""
 
-    # Runs of a job that were started and have ended.
+    # Number of job runs that have started and ended.
     attempts: int = 0
-    # Attempts that did not return: retried, dead-lettered, skipped, blocked, or of a queue that was
-    # lost before they ended.
+    # Attempts that did not return: retried, dead-lettered, skipped or blocked. Attempts that were
+    # running when their queue was lost count, too.
     unsuccessful: int = 0
     retried: int = 0
     dead_lettered: int = 0
@@ -314,11 +316,11 @@ class Counters:
 
     @property
     def processed(self) -> int:
-        """Return how many attempts returned: messages that are done."""
+        """Return how many attempts returned, so that their messages are done."""
         return self.attempts - self.unsuccessful
 
     def dump(self) -> dict[str, int]:
-        """Return the counts as the component node shows them."""
+        """Return the counts for the component node."""
         own = ("attempts", "unsuccessful", "sessions_lost", "broker_errors")
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
@@ -336,8 +338,8 @@ Rows: TypeAlias = Iterator[Row]
 class Prefetch:
     """The next batch of a queue, fetched while the previous one is processed.
 
-    :ivar held_bytes: about the size of its bodies.
-    :param on_end: called with it and its rows.
+    :ivar held_bytes: approximate size of the bodies.
+    :param on_end: called with this object and its rows.
     """
 
     def __init__(
@@ -363,7 +365,7 @@ class Prefetch:
         except Exception as error:  # noqa: BLE001 - raised in `get`
             self._error = error
         self.took_seconds = clock() - start
-        # After an error, too: without rows, the bytes that were reserved are free again.
+        # Called after an error, too: without rows, the reserved bytes are free again.
         self._on_end(self, self._rows)
 
     def get(self) -> Sequence[Row]:

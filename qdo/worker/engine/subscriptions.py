@@ -2,8 +2,8 @@
 
 A subscription lasts as long as its claim, while a slot's reader comes and goes with its turns.
 
-A message with a recorded failure is handled before it runs again. The failure was recorded by this
-worker, by an earlier owner of the queue, or by a parent process whose worker process died with the
+A message with a recorded failure is handled before it runs again. This worker, an earlier owner, or
+a parent process has recorded the failure. A parent records it when its worker process dies with the
 message in flight.
 """
 
@@ -34,7 +34,7 @@ from qdo.worker.engine.slot import Row, Slot, SlotState, TurnResult, where
 from qdo.worker.executors.base import MessageExpired
 
 OPERATOR_REASON = "an operator decided so"
-# What the owner before has run since its last checkpoint usually runs again in this time.
+# Time in which messages that the previous owner ran after its last checkpoint usually run again.
 SUSPECT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Subscriptions:
         self._clock = clock
 
     def needed(self, turn: Turn) -> bool:
-        """Return whether a turn reads through a subscription that it does not have yet."""
+        """Return whether a turn needs a subscription that does not exist yet."""
         if turn.slot.subscription is not None or turn.job is NO_JOB:
             return False
         return self._needed or turn.slot.is_pool
@@ -80,7 +80,7 @@ class Subscriptions:
 
 
 def refresher(claim: Claim, subscription: Subscription) -> Callable[[], None]:
-    """Return a function that updates a claim from its subscription, before it is recorded."""
+    """Return a function that updates a claim from its subscription before each recording."""
 
     def refresh() -> None:
         claim.unconfirmed = subscription.unconfirmed()
@@ -91,7 +91,7 @@ def refresher(claim: Claim, subscription: Subscription) -> Callable[[], None]:
 def advance_to_end(slot: Slot, claim: Claim) -> None:
     """Advance a claim past its last message, up to the end of the queue if it has one.
 
-    Call it for a queue whose fetched messages are all done.
+    Call this for a queue whose fetched messages are all done.
     """
     subscription = slot.subscription
     if subscription is None:
@@ -109,7 +109,7 @@ def _record(slot: Slot, claim: Claim) -> None:
 
 def _expired(slot: Slot, position: int, batch: int) -> None:
     """End the job of a message that the broker took back."""
-    # Not waited for: the subscription, which calls this, must go on.
+    # Do not wait for the end of the job: the calling subscription must continue.
     for running in slot.lanes.in_flight() if slot.lanes is not None else (slot,):
         if running.greenlet is not None and position in _in_flight(running, batch):
             running.greenlet.kill(MessageExpired(), block=False)
@@ -129,7 +129,7 @@ def _all_in_flight(slot: Slot, batch: int) -> list[int]:
 def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
     if slot.message is None:
         return ()
-    if slot.pending_dead_letter is not None:  # its job has ended: it is being stored
+    if slot.pending_dead_letter is not None:  # the job has ended: the dead letter is being stored
         return (slot.pending_dead_letter.position,)
     if batch and slot.gathered:
         return [row[0] for row in slot.gathered[:batch]]
@@ -147,16 +147,16 @@ class FailureResumer:
     def resume(self, turn: Turn, row: Row, failure: FailureRecord) -> TurnResult | None:
         """Handle a message that failed before; return None if it may run now.
 
-        The message is never decoded here: decoding it may have killed the process.
+        The message is never decoded here, because decoding may have killed the process.
         """
         slot = turn.slot
         if failure.decision:
             return self._apply_decision(turn, row, failure)
-        # The wait is over: this worker began it in an earlier turn.
+        # The backoff, which this worker began in an earlier turn, is over.
         if slot.waited:
             return None
         slot.waited = True
-        # The time was set by another clock, or by this one before it was set back.
+        # The recorded time may come from another clock, or from this clock before it was set back.
         delay = min(failure.retry_at - time.time(), failure.retry_delay or LONGEST_SECONDS)
         if failure.crashed:
             policy = self._engine.policy_of(slot.queue)
@@ -187,14 +187,14 @@ class FailureResumer:
         *,
         alone: bool = True,
     ) -> bool:
-        """Record that a message begins if it may have ended an owner; return whether it may begin.
+        """Record the start of a message that may have ended an owner; return whether it may begin.
 
-        If this owner is gone without a count, the next one counts the attempt when it claims the
-        queue (`QueueNode.claimed_by`). It counts two for a message that the owner before this one
-        has probably begun, too.
+        If this owner dies before it counts the attempt, the next owner counts it when it claims the
+        queue (`QueueNode.claimed_by`). The next owner counts two attempts for a message that the
+        previous owner has probably begun, too.
 
-        :param settle: updates the queue's claim from that of a lane.
-        :param alone: whether no other message is passed to the job with it.
+        :param settle: updates the queue's claim from a lane's claim.
+        :param alone: whether the job gets this message alone.
         """
         claim = turn.claim
         whole = claim.whole
@@ -208,14 +208,14 @@ class FailureResumer:
         suspected = whole.former and now < whole.suspects_until and own is None and alone
         begun_by = (whole.former, name) if suspected else (name,)
         claim.add_failure(replace(own or FailureRecord(position, 0), begun_by=begun_by))
-        # In this order: what is recorded is the queue's claim. Recording waits for the coordinator,
-        # and the claim or the lease may end meanwhile.
+        # Settle first, because the queue's claim is recorded. Recording waits for the coordinator,
+        # and the claim or the lease may end during the wait.
         settle()
         turn.member.record(whole)
         return claim.open and self._engine.clock() < claim.lease.until
 
     def _apply_decision(self, turn: Turn, row: Row, failure: FailureRecord) -> TurnResult:
-        """Skip or dead-letter a message, as an operator decided."""
+        """Skip or dead-letter a message by an operator's decision."""
         decision: Decision = SkipMessage(OPERATOR_REASON)
         if failure.decision == "dead-letter":
             decision = DeadLetterMessage(failure.error)

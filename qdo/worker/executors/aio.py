@@ -1,7 +1,7 @@
 """Runs ``async def`` jobs on one asyncio loop, many at once.
 
-The loop has a native thread of its own, so it never blocks the worker's event loop. It uses the
-original selector and threads: gevent's versions need an event loop that does not run there.
+The loop runs in a separate native thread, so it never blocks the worker's event loop. It uses the
+original selector and threads, because gevent's versions need an event loop that does not run there.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _log = logging.getLogger(__name__)
 ATTEND_SECONDS = 0.005
 # Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups.
 HELPERS = 32
-# A loop that ran for longer before code of a job ended it, runs again sooner.
+# If the loop ran longer than this before a job's code ended it, it restarts sooner.
 LASTING_SECONDS = 10.0
-# How often the loop must answer while jobs run. The log names a job that prevents an answer.
+# How often the loop must answer while jobs run. The log names a job that blocks the loop.
 BLOCKED_SECONDS = 1.0
 # How long `close` waits for a loop that a job blocks.
 LEAVE_SECONDS = 2.0
 
 
 class AsyncioExecutor(Executor):
-    """Runs coroutines on an asyncio loop, whose thread starts with the first job."""
+    """Runs coroutines on an asyncio loop; its thread starts with the first job."""
 
     def __init__(self, may_start: Callable[[Message], bool]) -> None:
         self._may_start = may_start
@@ -61,7 +61,7 @@ class AsyncioExecutor(Executor):
         self._ended.acquire()
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return a call that runs the coroutine on the loop and waits until it ends."""
+        """Return a call that runs the coroutine on the loop and waits for its end."""
 
         def call(message: Message, context: Any) -> None:
             loop = self._loop or started(
@@ -91,7 +91,7 @@ class AsyncioExecutor(Executor):
         return self._running
 
     def close(self) -> None:
-        """Stop the loop. If a job blocks it, it ends with the process."""
+        """Stop the loop. A loop that a job blocks ends with the process."""
         self._stopping = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -102,9 +102,9 @@ class AsyncioExecutor(Executor):
             self._watch.close()
 
     def _loop_for_jobs(self) -> JobLoop:
-        """Return the loop, started if need be; raise OSError or RuntimeError if it cannot be."""
+        """Return the running loop, started if needed; raise OSError or RuntimeError on failure."""
         if self._loop is None:
-            check_descriptors()  # a loop without them would complain when it is deleted
+            check_descriptors()  # a loop without descriptors raises an error in its destructor
             loop = JobLoop()
             try:
                 start_thread(self._run, loop)
@@ -134,7 +134,7 @@ class AsyncioExecutor(Executor):
         stay_in_gevent()
 
     def _pause(self, fault: str, seconds: float) -> None:
-        """Wait until the loop runs again: it keeps its callbacks, and no message has failed."""
+        """Wait before the loop runs again. It keeps its callbacks, and no message has failed."""
         _log.error(
             "code of an async job ended the asyncio loop, which runs again in %.1f s; let no"
             " background task exit: %s",
@@ -145,10 +145,10 @@ class AsyncioExecutor(Executor):
 
 
 def _fault_of(run: Callable[[], object]) -> str:
-    """Run a loop until it ends; return why."""
+    """Run a loop until it ends; return the reason."""
     try:
-        # A background task or a callback ends it with SystemExit or KeyboardInterrupt, other code
-        # with `loop.stop`.
+        # A background task or a callback ends the loop with SystemExit or KeyboardInterrupt. Other
+        # code ends it with `loop.stop`.
         run()
     except BaseException as error:  # noqa: BLE001 - the loop of all async jobs must live
         return describe_traceback(error)
@@ -170,7 +170,7 @@ class _Run:
         self._task: asyncio.Task[Any] | None = None
 
     def begin(self, job: Job, message: Message, context: Any) -> None:
-        """Start the coroutine, if the message may be started. Call it on the loop's thread."""
+        """Start the coroutine if the message may be started. Call this on the loop's thread."""
         # While a job blocked this loop, the lease of the message may have ended.
         if not self._may_start(message):
             self.pending.finish(NotStarted())
@@ -195,7 +195,7 @@ class _Run:
         error = None
 
     def interrupt(self) -> None:
-        """Cancel the coroutine at its next wait. Call it on the worker's thread."""
+        """Cancel the coroutine at its next wait. Call this on the worker's thread."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -212,11 +212,11 @@ class _LoopThread(NamedTuple):
 class _BlockWatch:
     """Names the job that blocks the asyncio loop, from a timer of the worker's event loop.
 
-    :ivar active: it watches, as long as there are jobs.
+    :ivar active: whether it is watching, which it does while there are jobs.
     """
 
-    # A coroutine that holds a `threading.Lock` while it awaits blocks the loop forever: the next
-    # one waits for the lock on the thread that would have to release it.
+    # A coroutine that awaits while it holds a `threading.Lock` blocks the loop forever. The next
+    # coroutine waits for the lock on the thread that must release it.
     def __init__(self, has_jobs: Callable[[], bool]) -> None:
         self.active = False
         self._has_jobs = has_jobs
@@ -234,7 +234,7 @@ class _BlockWatch:
 
     def _look(self, loop: JobLoop) -> None:
         thread = loop.thread
-        if thread is None:  # it has not begun to run
+        if thread is None:  # the thread has not begun to run
             return
         if self._answered_at < self._asked_at:
             self._report(thread)
@@ -257,7 +257,7 @@ class _BlockWatch:
         self._answered_at = clock()
 
     def _report(self, thread: _LoopThread) -> None:
-        # Time in which the machine did not run the thread does not count.
+        # Time in which the thread waited for a processor does not count.
         seconds = clock() - self._asked_at - (waited_seconds(thread.native) - self._waited)
         if self._blocked_by or seconds < 1.5 * BLOCKED_SECONDS:
             return
@@ -274,7 +274,7 @@ class _BlockWatch:
 
 def _blocking(thread: _LoopThread) -> tuple[str, str]:
     """Return the job on the stack of the loop's thread, and the stack."""
-    # Code that waits through gevent is a greenlet that does not run.
+    # Code that waits through gevent is in a greenlet that is not running.
     frame = thread.greenlet.gr_frame or sys._current_frames().get(thread.ident)
     stack = "".join(traceback.format_stack(frame))
     while frame is not None:
@@ -331,7 +331,7 @@ class JobLoop(asyncio.SelectorEventLoop):
 
 
 class _Helpers:
-    """Up to `HELPERS` native threads, started when all others are busy."""
+    """Up to `HELPERS` native threads; a new one starts only when all others are busy."""
 
     def __init__(self) -> None:
         self._guard = native_lock()
@@ -392,10 +392,10 @@ _Selector: Any = monkey.get_original(
 
 
 class JobSelector(_Selector):  # type: ignore[misc]
-    """Python's selector, beside gevent's event loop of the thread, if the thread has one."""
+    """Python's selector, which also runs the thread's gevent event loop, if there is one."""
 
-    # The threads of a pool that a coroutine uses are greenlets there: without that loop, calls of
-    # the pool would wait for them forever.
+    # In this thread, the threads of a pool that a coroutine uses are greenlets. Without gevent's
+    # loop, calls of the pool would wait for them forever.
 
     _attended = 0.0
     _readable: Any = None

@@ -10,8 +10,8 @@ process    in a child process                     the process is killed
 asyncio    on an asyncio loop in its own thread   its task is cancelled
 =========  =====================================  =========================================
 
-With every executor, the call returns only when no part of the job still runs. Until then
-its queue starts no other message and is not released. An aborted call (`JobAborted`) follows
+With every executor, the call returns only when no part of the job still runs. Until then the worker
+starts no other message of the queue and does not release it. An aborted call (`JobAborted`) follows
 the same rule.
 """
 
@@ -28,26 +28,26 @@ from qdo.outcomes import JobInterrupt as JobInterrupt
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
-# A job as the pipeline calls it, with message and context. Its return value is ignored; an
-# exception determines how the attempt ended.
+# A job as a function of message and context. The pipeline ignores its return value; an exception
+# determines the outcome of the attempt.
 JobCall: TypeAlias = Callable[[Message, Any], Any]
 
 # Called on the thread that starts the job, once nothing can prevent the start.
 OnStart: TypeAlias = Callable[[Message], None]
 
 
-# How long a process may compute in its job context. With the executor `process`: how long it may
-# take to import the app and enter the context.
+# How long a process may compute in its job context. For the executor `process`, how long a process
+# may take to import the app and enter the context.
 START_SECONDS = 600.0
 
 
 class NotStarted(BaseException):
-    """The job was not started: once it could run, its queue could no longer be processed."""
+    """The job was not started, because its queue could no longer be processed."""
 
 
 def check_lease(message: Message | Batch) -> None:
-    """Raise NotStarted if the lease is over under which a worker decided to start a message."""
-    # Middleware may wait for long after the decision: qdo's own waits for documents.
+    """Raise NotStarted if the worker's lease has ended since its decision to start a message."""
+    # Middleware may wait long after the decision. qdo's own middleware waits for documents.
     if not message._leased():
         raise NotStarted
 
@@ -57,12 +57,12 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return the call that the pipeline makes for every message.
+        """Return the call for every message, for the pipeline.
 
-        The call blocks only its greenlet. It returns when the job has ended. It raises the
-        job's exception, `JobTimeoutError` when its time was over, `JobCrashedError` when its
-        process died, or `NotStarted` when it could not start the job while that was allowed.
-        A job is bound once per worker, not per message.
+        The call blocks only its greenlet. It returns when the job has ended. It raises the job's
+        exception, `JobTimeoutError` after a timeout, or `JobCrashedError` after the death of the
+        process. It raises `NotStarted` if the job could not start while that was allowed. A job is
+        bound once per worker, not per message.
 
         :param on_start: called for every message whose job starts.
         """
@@ -77,16 +77,16 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End threads and processes that were started for jobs; no call follows."""
+        """End the threads and processes of jobs; no call may follow."""
 
 
 def timed_out(job: Job, message: Message) -> JobTimeoutError:
-    """Return the error of an attempt whose time was over."""
+    """Return the error of an attempt that timed out."""
     return JobTimeoutError(job=job.name, id=message.id, seconds=job.timeout_seconds)
 
 
 class JobAborted(BaseException):
-    """Ends a job that the worker cannot wait for; its message has not failed."""
+    """Ends a job for which the worker cannot wait; its message has not failed."""
 
 
 class AttemptEnded(JobAborted):
@@ -94,4 +94,4 @@ class AttemptEnded(JobAborted):
 
 
 class MessageExpired(JobAborted):
-    """Ends the job of a message that the broker took back; it will be received again."""
+    """Ends the job of a message that the broker took back and will deliver again."""

@@ -1,10 +1,10 @@
 """Run jobs in child processes, for code that computes, leaks, crashes or is not trusted.
 
-Each job has processes of its own: one per message in flight, at most `executor_processes`, started
-on demand and reused. A process is killed with SIGKILL when its message's time is over, when it
-uses more than `memory_mib`, and when the worker aborts. Its code cannot prevent that. The attempt
-is over only when everything that it has started has ended, too (see the keeper in
-`process_frames`). Another process is started for the next message.
+Each job has separate processes: one per message in flight, at most `executor_processes`, started on
+demand and reused. A process is killed with SIGKILL when its message times out, when it uses more
+than `memory_mib`, and when the worker aborts. Its code cannot prevent that. The attempt is over
+only when all processes that it started have ended, too (see the keeper in `process_frames`).
+Another process is started for the next message.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ARGV = module_argv("qdo.worker.executors.process_main")
-# How long a process may take to leave the context when the worker ends it.
+# How long a process may take to leave the job context when the worker ends the process.
 LEAVE_SECONDS = 5.0
 # How long a process that closed its channel may take to exit by itself.
 REAP_SECONDS = 1.0
-# How often the memory of a process with a limit is checked while it runs a job.
+# How often the worker checks the memory of a limited process that runs a job.
 LOOK_SECONDS = 0.05
-# Share of the time that these checks may take: a job may start hundreds of processes.
+# Maximum share of time for memory checks, because a job may start hundreds of processes.
 LOOK_SHARE = 0.02
 _sockets: Any = cooperative_sockets
 _processes: Any = cooperative_processes
@@ -67,18 +67,18 @@ _MIB = 1 << 20
 def _environment(settings: Settings) -> dict[str, str]:
     kept = dict(os.environ)
     if not settings.doorbell:
-        # The code of a job, and the programs that it starts, would get the rights of the worker.
+        # With the password, a job and the programs that it starts would get the worker's rights.
         # Only senders with a doorbell connect to the coordinator.
         kept.pop(PASSWORD_VARIABLE, None)
     return kept
 
 
 class ProcessExited(Exception):
-    """The process closed its channel, or sent an invalid answer: it cannot be used again."""
+    """The process closed its channel or sent an invalid answer, and cannot be used again."""
 
 
 class MessageUnread(ProcessExited):
-    """The process died before it had read all of its message: the job did not run for it."""
+    """The process died before it had read all of its message, so the job did not run."""
 
 
 class TooLarge(Exception):
@@ -86,10 +86,10 @@ class TooLarge(Exception):
 
 
 class JobProcess:
-    """A process that runs one job, for one message at a time, and its keeper.
+    """A process that runs one job for one message at a time, and the keeper of the process.
 
-    :ivar served: messages sent to it.
-    :ivar pid: that of the keeper until it is ready.
+    :ivar served: number of messages sent to the process.
+    :ivar pid: the process id; the keeper's until the process is ready.
     """
 
     def __init__(self, settings: Settings, target: str, queues: str, folder: str) -> None:
@@ -120,7 +120,7 @@ class JobProcess:
         self.pid: int = self._process.pid
 
     def await_ready(self) -> None:
-        """Wait for the job context; raise ProcessExited if entering it fails or takes too long."""
+        """Wait until the job context is entered; raise ProcessExited on failure or timeout."""
         self._channel.settimeout(START_SECONDS)
         try:
             head = self._read()
@@ -136,7 +136,7 @@ class JobProcess:
             self.pid = head["pid"]
 
     def give(self, message: Message) -> None:
-        """Send a message to the process; raise OSError if it is dead and the job did not run."""
+        """Send a message to the process; raise OSError if the process died before the job ran."""
         self.served += 1
         self._channel.sendall(wire.pack_message(message, self.served))
 
@@ -161,8 +161,8 @@ class JobProcess:
         try:
             frame = wire.read(receive, wire.ANSWER_LIMIT)
         except ConnectionError as error:
-            # Linux resets a socket pair when one end is closed and has bytes that were not read.
-            # Otherwise, the other end only reads the end of the stream.
+            # Linux resets a socket pair when an end with unread bytes is closed. Otherwise, the
+            # other end just reads the end of the stream.
             raise MessageUnread("it had not read its message") from error
         except wire.WireError as error:
             raise self._invalid(str(error)) from error
@@ -171,7 +171,7 @@ class JobProcess:
         return frame[0]
 
     def _invalid(self, what: str) -> ProcessExited:
-        self._end()  # its job wrote to the channel, and no answer can be trusted
+        self._end()  # the job wrote to the channel, so no answer can be trusted
         return ProcessExited(f"it sent an invalid answer: {what}")
 
     def _check_memory(self, memory_mib: int) -> None:
@@ -182,12 +182,12 @@ class JobProcess:
         self._channel.settimeout(max(LOOK_SECONDS, took / LOOK_SHARE))
 
     def is_over(self, memory_mib: int) -> bool:
-        """Return whether it and all that it has started use more memory than a limit."""
+        """Return whether the process and its descendants use more memory than a limit."""
         limit = memory_mib * _MIB
         return memory_bytes(descendants(self._process.pid), limit) > limit
 
     def reap(self) -> str:
-        """Wait for a dying process, or kill it; describe how it ended."""
+        """Wait for a dying process, or kill it; return a description of its end."""
         try:
             with gevent.Timeout(REAP_SECONDS, False):
                 self._process.wait()
@@ -208,7 +208,7 @@ class JobProcess:
         self._process.send_signal(signal.SIGCONT)  # a stopped keeper could not kill anything
 
     def kill(self) -> int:
-        """Kill the process and all that it has started, and wait; return its exit code."""
+        """Kill the process and its descendants, and wait; return the exit code."""
         aborted: JobAborted | None = None
         self._end()
         while True:
@@ -223,7 +223,7 @@ class JobProcess:
         return code
 
     def leave(self) -> None:
-        """Ask the process to end, and kill it if it does not."""
+        """Ask the process to end, and kill it if it does not end in time."""
         self._channel.close()
         with gevent.Timeout(LEAVE_SECONDS, False):
             self._process.wait()
@@ -233,7 +233,8 @@ class JobProcess:
 class ProcessExecutor(Executor):
     """The processes of every job; `ExecutorRouter` has the same parameters.
 
-    :param folder: in which they start, and import the app: a job may have left it since.
+    :param folder: where the processes start and import the app. A job may have changed the worker's
+        folder.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ class ProcessExecutor(Executor):
         return sum(each.under_way for each in self._bound)
 
     def close(self) -> None:
-        """End every process; idle ones leave the job context first."""
+        """End every process; idle processes leave the job context first."""
         gevent.joinall([gevent.spawn(each.close) for each in self._bound])
 
 
@@ -301,7 +302,7 @@ class _JobProcesses:
             raise error
 
     def close(self) -> None:
-        """End the idle processes and wait for those that are ending."""
+        """End the idle processes, and wait for all ending processes."""
         while self._idle:
             self._end(self._idle.pop())
         gevent.joinall(list(self._leaving))
@@ -327,7 +328,8 @@ class _JobProcesses:
                 answer = spawned.answer(self._job.memory_mib)
             except ProcessExited as error:
                 over.close()
-                # A message that kills every process while it is read counts with a new process.
+                # Count the attempt with a new process: the message may kill every process that
+                # reads it.
                 if isinstance(error, MessageUnread) and spawned.served > 1:
                     self._log_dead(spawned, error)
                     continue
@@ -382,7 +384,7 @@ class _JobProcesses:
         )
 
     def _idle_process(self) -> JobProcess | None:
-        """Return an idle process; None if a new one was started, which is idle then."""
+        """Return an idle process; None if a new process was started, which is then idle."""
         if self._idle:
             return self._idle.pop()
         self._idle.append(self._started())
@@ -415,7 +417,7 @@ class _JobProcesses:
         self._end(spawned)
 
     def _end(self, spawned: JobProcess) -> None:
-        # In the background: leaving the context may take `LEAVE_SECONDS`.
+        # End it in the background, because leaving the context may take `LEAVE_SECONDS`.
         greenlet = gevent.spawn(spawned.leave)
         self._leaving.add(greenlet)
         greenlet.rawlink(self._leaving.discard)

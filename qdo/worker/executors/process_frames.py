@@ -1,8 +1,8 @@
-"""Between a worker process and a job's process: frames, errors, and the keeper.
+"""The link between a worker process and a job's process: frames, errors, and the keeper.
 
 A frame is two lengths (32 bits each, network order), a JSON object and raw bytes: the body of a
-message if it is bytes, the JSON of a large one, otherwise nothing. There is no pickle: an answer is
-only data, whatever code ran in the job's process.
+message if it is bytes, the JSON of a large one, otherwise nothing. Frames do not use pickle, so an
+answer is only data, whatever code ran in the job's process.
 
 ==========  ===========================================================================
 frame       JSON
@@ -41,13 +41,13 @@ from qdo.text import describe_traceback, one_line
 from qdo.worker.large_bodies import load_large
 
 _LENGTHS = struct.Struct("!II")
-# Maximum length of an answer; qdo writes no longer one.
+# Maximum length of an answer. Answers that qdo writes are never longer.
 ANSWER_LIMIT = 4 << 20
 _CHUNK = 1 << 18
 VARIABLE = "QDO_JOB_PROCESS"
-# Kills the job. Not SIGTERM, which init systems send to every process of a service.
+# The signal that kills the job. Not SIGTERM, which init systems send to every process.
 END = signal.SIGUSR2 if LINUX else signal.SIGKILL
-# The name of the process, by which the parent of a dead worker process finds its keepers.
+# Process name by which the parent of a dead worker process finds the keepers.
 NAME = "qdo-keeper"
 
 
@@ -154,7 +154,7 @@ class _WorkerPositions:
 
 
 class RemoteError(Exception):
-    """An error that a job raised in its process, as the worker process raises it."""
+    """The worker process's copy of an error that a job raised in its own process."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -172,7 +172,7 @@ class RemoteTraceback(Exception):
 
 
 def dump(error: BaseException | None) -> dict[str, Any]:
-    """Return how an attempt ended as JSON values; called in the job's process."""
+    """Return the end of an attempt as JSON values; called in the job's process."""
     if error is None:
         return {"done": True}
     if isinstance(error, Outcome):
@@ -186,7 +186,7 @@ def dump(error: BaseException | None) -> dict[str, Any]:
 
 
 def _dump_outcome(error: Outcome) -> dict[str, Any]:
-    # A subclass of the app counts as the outcome of qdo that it derives from.
+    # A subclass in the app counts as the qdo outcome from which it derives.
     kind = next(base for base in type(error).__mro__ if base.__module__ == outcomes.__name__)
     names = list(inspect.signature(kind).parameters)
     state = {name: getattr(error, name, None) for name in names}
@@ -196,7 +196,7 @@ def _dump_outcome(error: Outcome) -> dict[str, Any]:
 def load(answer: dict[str, Any]) -> BaseException | None:
     """Return the error to raise, None for done; called in the worker process.
 
-    Never fails: an invalid answer is returned as an error that shows it.
+    Never fails: for an invalid answer, the returned error shows the answer.
     """
     if answer.get("done") is True:
         return None
@@ -212,14 +212,14 @@ def load(answer: dict[str, Any]) -> BaseException | None:
     return remote
 
 
-# Of an error that is not an outcome, name, text and traceback were carried. If this process knows
-# the type, the instance is one of that type too: rules by exception then work.
+# For an error that is not an outcome, the answer has name, text and traceback. If this process
+# knows the type, the instance also has that type. Then rules by exception work.
 def _instance(name: str, module: str, text: str) -> RemoteError:
     known = _known(name, module)
     if known is not None:
         try:
             kind = type(known.__name__, (RemoteError, known), {"__module__": module})
-            # The first built-in type creates the instance, without code of the app.
+            # The first built-in base type creates the instance, so no code of the app runs.
             maker: Any = next(base for base in known.__mro__ if base.__module__ == "builtins")
             made: RemoteError = maker.__new__(kind, text)
             made.args = (text,)
@@ -234,7 +234,7 @@ def _instance(name: str, module: str, text: str) -> RemoteError:
 
 
 def _known(name: str, module: str) -> type[Exception] | None:
-    """Return the type if this process has it, and it is an ordinary error of the app."""
+    """Return the type if this process has imported it and it is an ordinary error of the app."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -248,12 +248,13 @@ def _is_plain(value: Any) -> bool:
 
 
 # The keeper is the parent of a job's process and leaves nothing behind. A job may start programs,
-# and these may start others, in groups and sessions of their own. The keeper adopts all orphans
-# among them (`PR_SET_CHILD_SUBREAPER`). So when the job's process has ended, every process that it
-# left is a child of the keeper sooner or later: the keeper kills its children until it has none,
-# and only then ends itself, in the same way as the job's process. It runs no code of the app.
+# which may start other programs, in separate groups and sessions. The keeper adopts all orphans
+# among them (`PR_SET_CHILD_SUBREAPER`). After the end of the job's process, every leftover process
+# sooner or later becomes a child of the keeper. The keeper kills its children until it has none.
+# Then it ends in the same way as the job's process. It runs no code of the app.
 #
-# The worker process sends it `END` to kill the job, and so does the kernel when that process dies.
+# The worker process sends `END` to the keeper to kill the job. The kernel sends it when the worker
+# process dies.
 def keep(worker: int, fds: Iterable[int]) -> None:
     """Fork; return in the job's process, and stay in the keeper until everything has ended.
 
@@ -269,7 +270,8 @@ def keep(worker: int, fds: Iterable[int]) -> None:
     name = set_name(NAME)
     job = os.fork()
     if job == 0:
-        # Each of the two leads a process group of its own, in the session of the worker process.
+        # The keeper and the job's process each lead a process group in the worker process's
+        # session.
         os.setpgid(0, 0)
         set_name(name)
         _exit_unless(die_with_parent(keeper))
@@ -279,7 +281,7 @@ def keep(worker: int, fds: Iterable[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(job, signal.SIGKILL)
 
-    # Until here, END ends the keeper, and with it the job's process, which has not begun.
+    # Before this line, END ends the keeper and the job's process, which has not begun.
     signal.signal(END, end)
     for fd in fds:
         os.close(fd)
@@ -287,14 +289,14 @@ def keep(worker: int, fds: Iterable[int]) -> None:
 
 
 def _watch(job: int) -> int:
-    """Reap orphans until the job's process ends, then kill and reap all others; return its code."""
+    """Reap orphans until the job's process ends, then kill all others; return the job's code."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid == job:
             break
         if ended is not None:
             os.waitpid(ended.si_pid, 0)
-    # Kill its group first, at once: a process that forks without end could outrun the next steps.
+    # Kill the job's group first: a process that forks endlessly could outrun the next steps.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(job, signal.SIGKILL)
     signal.signal(END, _ignore)
@@ -311,7 +313,7 @@ def _watch(job: int) -> int:
 
 def _end_as(code: int) -> None:
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the job's own is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the job's core dump is enough
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

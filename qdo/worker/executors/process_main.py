@@ -4,12 +4,12 @@ Its parameters are JSON in the environment variable QDO_JOB_PROCESS: ``settings`
 (MODULE:APP or null), ``queues`` (the glob of the job), and two descriptors: ``channel``, the socket
 to the worker process, and ``sign``, the page of the stop flag.
 
-It imports the app again, without gevent, enters the app's `job_context` once, and then runs one
+It imports the app again, without gevent, and enters the app's `job_context` once. Then it runs one
 message after the other until its worker process closes the channel. It never outlives the worker
-process, and nothing that it started outlives it: see `process_frames`.
+process, and its descendants never outlive it: see `process_frames`.
 
 It ignores SIGTERM and SIGINT, which an init system or a terminal may send to every
-process of the service: the worker process decides when it ends.
+process of the service: only the worker process decides its end.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from qdo.worker.executors.process_frames import VARIABLE, keep
 
 
 def main() -> int:
-    """Run the process with the parameters of its environment; return the exit code."""
+    """Run the process with the parameters in its environment; return the exit code."""
     del sys.argv[1:]  # the process title is for `ps`, not for the app
     parameters = json.loads(os.environ[VARIABLE])
-    # Processes that the app starts must not inherit it: settings may hold secrets.
+    # Processes that the app starts must not inherit the variable, because settings may hold
+    # secrets.
     del os.environ[VARIABLE]
     for number in (signal.SIGTERM, signal.SIGINT):
         # Set a handler, not SIG_IGN: programs that the job starts would inherit SIG_IGN.
@@ -109,7 +110,7 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
         except BaseException as raised:  # noqa: BLE001 - a job's SystemExit must not end it
             error = raised
         if os.getpid() != own:
-            # The job forked, and this is its copy: it must not use the channel.
+            # This is a forked copy of the job's process, which must not use the channel.
             os._exit(1)
         channel.sendall(
             wire.pack({"serial": head["serial"], "ended": bool(ends), **wire.dump(error)})

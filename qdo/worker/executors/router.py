@@ -1,4 +1,4 @@
-"""Route each job to its executor, run jobs in greenlets, and count those of `max_messages`."""
+"""Route each job to its executor, run jobs in greenlets, and count messages for `max_messages`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
 
-# How long a job that computes in a thread keeps Python's global lock when the event loop asks for
-# it, which it does several times per message. With the 5 ms that Python allows, messages of other
-# queues took up to 3 s beside such a job, with 0.5 ms at most 0.3 s.
+# How long a computing thread keeps Python's global lock when the event loop requests it, which
+# happens several times per message. Beside such a job, messages of other queues took up to 3 s with
+# Python's default of 5 ms. With 0.5 ms they took at most 0.3 s.
 SWITCH_SECONDS = 0.0005
 
 
 class GreenletExecutor(Executor):
-    """Calls the job directly: the turn's greenlet is the job's greenlet."""
+    """Calls the job directly, in the turn's greenlet."""
 
     # Jobs that wait (sockets, sleep, locks) let other jobs run, because the process is
-    # monkey-patched. A job that computes blocks them all; the watchdog names it. The event loop
-    # checks the deadline, so it interrupts only a job that waits.
+    # monkey-patched. A computing job blocks all jobs, and the watchdog names it. The event loop
+    # checks deadlines, so a deadline interrupts only a waiting job.
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
         """Return the function itself, see `qdo.jobs.middleware.unchecked`."""
@@ -58,7 +58,7 @@ def _announced(inner: JobCall, on_start: OnStart) -> JobCall:
 
 
 def _timed(job: Job, seconds: float) -> JobCall:
-    """Return a call that raises JobInterrupt in the job once its time is over."""
+    """Return a call that raises JobInterrupt in the job after its time limit."""
     function = job.function
 
     def call(message: Message, context: Any) -> None:
@@ -78,11 +78,11 @@ def _timed(job: Job, seconds: float) -> JobCall:
 
 
 class ExecutorRouter(Executor):
-    """The executors of one worker, each created when the first job needs it.
+    """The executors of one worker; each is created when its first job is bound.
 
     :param target: see `ProcessContext`.
-    :param may_start: checked on the thread that starts a job, or before a process is given a
-        message: the claim or the lease may have ended meanwhile.
+    :param may_start: checked on the thread that starts a job, or before a process gets a message.
+        The claim or the lease may have ended before.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class ExecutorRouter(Executor):
         for job in jobs:
             kind = self.kind(job)
             if kind == "process":
-                # Now, not in a turn: on a busy machine it blocks the event loop for too long.
+                # Import now, because on a busy machine an import in a turn blocks the event loop
+                # for too long.
                 importlib.import_module("qdo.worker.executors.process")
             if kind == "process" and self._target is None:
                 raise UsageError(
@@ -131,7 +132,7 @@ class ExecutorRouter(Executor):
             executor.close()
 
     def _make(self, kind: str) -> Executor:
-        # Import on demand: workers without such jobs do not load them.
+        # Import on demand, so that workers without such jobs do not load these modules.
         if kind in ("thread", ASYNCIO):
             sys.setswitchinterval(SWITCH_SECONDS)
         if kind == "thread":
@@ -183,7 +184,7 @@ class LimitedExecutor(Executor):
         return call
 
     def _count_start(self, count: int) -> None:
-        # Not in the call: a drain that began earlier would keep the last ones from starting.
+        # Not in the call: an earlier drain would keep the last messages from starting.
         self._unstarted -= count
         if self._unstarted <= 0:
             self._on_reached()

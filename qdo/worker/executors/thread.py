@@ -1,10 +1,11 @@
 """Runs jobs in native threads, for libraries that block and code that computes.
 
-Each running job has a thread. Threads are started on demand and reused; there are never more than
-jobs running at once, that is `concurrency`.
+Each running job has a thread. Threads are started on demand and reused. There are never more
+threads than jobs running at once, which is `concurrency`.
 
-A job is interrupted by an exception that the interpreter raises in its thread at the next step of
-Python. The exception must never reach the thread after its job: see `_JobThread._seal`.
+To interrupt a job, the interpreter raises an exception in its thread at the next Python
+instruction. The exception must never reach the thread after the end of the job: see
+`_JobThread._seal`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 # How long the event loop of a job's thread may take to interrupt a job that waits in it.
 ROUSE_SECONDS = 0.02
 # How long idle threads wait natively before their event loops run. The next message of a busy queue
-# arrives sooner; through the event loop, it would cost 30 us more. The worker's event loop measures
+# arrives sooner, and would cost 30 us more through the event loop. The worker's event loop measures
 # this time: a timeout of each native wait would cost 4 us per message.
 BRIEF_SECONDS = 0.001
 # How often the event loop of a busy thread runs between two messages.
@@ -83,7 +84,7 @@ class ThreadExecutor(Executor):
             thread.rest()
 
     def _take(self) -> _JobThread:
-        if self._idle:  # since an attempt to start one failed
+        if self._idle:  # a thread became idle since a start failed
             return self._idle.pop()
         thread = _JobThread(self._mailbox, self._may_start)
         try:
@@ -99,8 +100,8 @@ class ThreadExecutor(Executor):
         return self._running
 
     def close(self) -> None:
-        """End the idle threads; a thread whose job never ends goes with the process."""
-        # So does a thread with an event loop: see `stay_in_gevent`.
+        """End the idle threads; a thread whose job never ends lasts until the process exits."""
+        # A thread with an event loop also lasts until the process exits: see `stay_in_gevent`.
         for thread in self._idle:
             if thread.has_loop:
                 thread.rest()
@@ -122,10 +123,10 @@ class _Work(NamedTuple):
 
 
 class _JobThread:
-    """A native thread that runs one job after the other, until one is interrupted.
+    """A native thread that runs one job after the other until a job is interrupted.
 
     :cvar all: the threads that have not ended.
-    :ivar ready: ends when the thread can run jobs, with an error if it cannot.
+    :ivar ready: ends when the thread can run jobs, or with the error that prevents this.
     """
 
     all: ClassVar[set[_JobThread]] = set()
@@ -154,7 +155,7 @@ class _JobThread:
 
     @property
     def interrupted(self) -> bool:
-        """Whether its last job was interrupted; the thread is then not reused."""
+        """Whether the last job was interrupted; the thread is then not reused."""
         return self._wanted
 
     @property
@@ -174,9 +175,9 @@ class _JobThread:
 
     def interrupt(self) -> None:
         """Raise JobInterrupt in the job, unless it has ended."""
-        # Code that waits through gevent, as patched libraries do, waits in the event loop of its
-        # own thread: that loop raises it. If the loop does not run, the job is busy, and the
-        # interpreter raises it.
+        # Code that waits through gevent, as patched libraries do, waits in its thread's event loop.
+        # That loop raises the exception. If the loop does not run, the job is busy, and the
+        # interpreter raises the exception.
         self._wanted = True
         self._delivered = False
         if self._hub is None:
@@ -186,7 +187,7 @@ class _JobThread:
             gevent.spawn_later(ROUSE_SECONDS, self._strike, self._serial)
 
     def _strike(self, serial: int) -> None:
-        """Raise JobInterrupt at the job's next step of Python."""
+        """Raise JobInterrupt at the job's next Python instruction."""
         self._interrupting = True
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
@@ -268,7 +269,8 @@ class _JobThread:
                 error = raised
             self._seal()
         except JobInterrupt as late:
-            # It came between the end of the job and the seal: whether the job returned is unknown.
+            # The interruption came between the job's end and the seal. Whether the job returned is
+            # unknown.
             self._seal()
             error = late if error is None else error
         work.pending.finish(error)
@@ -281,14 +283,14 @@ class _JobThread:
             self.greenlet.throw(JobInterrupt)
 
     def _on_loop_error(self, context: Any, kind: Any, value: Any, trace: Any) -> None:
-        """Pass to the job an interruption that was raised in this thread's event loop."""
+        """Pass an interruption that was raised in this thread's event loop to the job."""
         if isinstance(kind, type) and issubclass(kind, JobInterrupt):
             self._hub.loop.run_callback(self.greenlet.throw, JobInterrupt)
         else:
             type(self._hub).handle_error(self._hub, context, kind, value, trace)
 
     def _unseal(self) -> None:
-        """Allow interruptions; raise one that was requested before the job began."""
+        """Allow interruptions; raise an interruption that was requested before the job began."""
         ident = self.ident
         self._sealed = False
         if self._wanted:
@@ -297,11 +299,11 @@ class _JobThread:
             raise JobInterrupt
 
     def _seal(self) -> None:
-        """Forbid interruptions: none is raised after this returns."""
+        """Forbid interruptions: no interruption is raised after this call."""
         # The loop's thread sets `_interrupting` before it checks `_sealed`. This thread sets
         # `_sealed` before it checks `_interrupting`. In either order, at least one of them sees
-        # the other. A requested interruption that was not raised yet is cancelled. One that is
-        # raised here is dropped, because the job has ended.
+        # the other. A requested interruption that was not raised yet is cancelled. An interruption
+        # that is raised here is dropped, because the job has ended.
         while True:
             try:
                 self._sealed = True
@@ -318,7 +320,7 @@ def job_frames() -> dict[int, FrameType]:
     current = sys._current_frames()
     frames = {}
     for thread in list(_JobThread.all):
-        # A job that waits through gevent is a greenlet that does not run.
+        # A job that waits through gevent is in a greenlet that is not running.
         for frame in (getattr(thread.greenlet, "gr_frame", None), current.get(thread.ident)):
             message = _message_in(frame)
             if message is not None and frame is not None:

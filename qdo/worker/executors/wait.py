@@ -1,4 +1,4 @@
-"""Waits for a job on another thread, for its deadline and for its abortion, and to start it."""
+"""Waits for the start of a job on another thread, and for its end, deadline or abort."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdo.worker.executors.base import JobAborted, NotStarted, timed_out
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
-# How long after an interruption the log names a job that has not ended.
+# How long after an interruption the log names a job that still runs.
 GRACE_SECONDS = 2.0
 
 # Delays between attempts to start a process, a thread or a loop.
@@ -37,9 +37,9 @@ def started(
     may_start: Callable[[Message], bool],
     *failures: type[Exception],
 ) -> _T:
-    """Return what `start` returns, a process or thread for a message; call it again after None.
+    """Return the process or thread that `start` returns; call `start` again after None.
 
-    :param failures: the errors of `start` after which the message waits.
+    :param failures: errors of `start` after which the message waits and `start` is retried.
     :raises NotStarted: the queue may no longer be processed.
     """
     attempts = 0
@@ -47,8 +47,8 @@ def started(
         try:
             found = start()
         except failures as error:
-            # No thread, process or descriptor left is not a failure of the message: it waits as
-            # long as its queue may be processed.
+            # A lack of threads, processes or descriptors is not a failure of the message. The
+            # message waits while its queue may be processed.
             attempts += 1
             delay = START_BACKOFF.delay(attempts, 0.0)
             _log.error(
@@ -91,9 +91,9 @@ class TurnWait:
         self._aborted: JobAborted | None = None
 
     def run(self) -> None:
-        """Wait until the job has ended, and raise its exception, JobTimeoutError or JobAborted."""
-        # It never returns earlier: while the job runs, its queue must not continue. A job that
-        # returns after its deadline has succeeded: its message is done.
+        """Wait for the end of the job, and raise its exception, JobTimeoutError or JobAborted."""
+        # This never returns before the job ends, because the queue must not continue while the job
+        # runs. A job that returns after its deadline has succeeded, and its message is done.
         if not self._wait(self._job.timeout_seconds):
             if self._aborted is None:
                 self._late = True
@@ -103,8 +103,8 @@ class TurnWait:
                 while not self._wait(None):
                     pass
         error = self._pending.error
-        # A frame refers to an error, and the error to its frames: without this, both would live
-        # until the next garbage collection.
+        # Break the reference cycle between a frame and its error, or both would live until the next
+        # garbage collection.
         self._pending.error = None
         if self._aborted is not None:
             raise self._aborted
@@ -115,7 +115,7 @@ class TurnWait:
         raise error
 
     def _wait(self, seconds: float | None) -> bool:
-        """Return whether the job ended in time, and was not aborted meanwhile."""
+        """Return whether the job ended in time without an abort."""
         try:
             return bool(self._pending.ended.wait(seconds))
         except JobAborted as error:
@@ -135,7 +135,7 @@ class TurnWait:
 
 
 class Pending:
-    """A job on another thread. Once `ended` is set, `error` is valid: None if the job returned."""
+    """A job on another thread. Once `ended` is set, `error` is valid; None if the job returned."""
 
     def __init__(self, mailbox: LoopMailbox) -> None:
         self.error: BaseException | None = None
@@ -143,6 +143,6 @@ class Pending:
         self._mailbox = mailbox
 
     def finish(self, error: BaseException | None) -> None:
-        """Report how the job ended; called on its thread."""
+        """Report the end of the job; called on its thread."""
         self.error = error
         self._mailbox.post(self.ended.set)

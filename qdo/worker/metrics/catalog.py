@@ -1,6 +1,6 @@
 """The metrics that qdo serves: their names, labels and meanings, their sums and their text form.
 
-docs/metrics.rst has them, too.
+The page docs/metrics.rst also lists them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from qdo.worker.engine.meters import DWELL_BOUNDS, JOB_BOUNDS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Upper bounds of the classes of delays, in seconds.
+# Upper bounds of the delay buckets, in seconds.
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 
-# By the values of the labels: one number, or the counts and the sum of a histogram.
+# Values by label values: one number, or the counts and the sum of a histogram.
 Series = dict[tuple[str, ...], list[float]]
 
 
 class MetricKind(enum.Enum):
-    """How the values of several processes become one.
+    """How to combine the values of several processes.
 
-    Counters and histograms also keep the counts of processes that have ended.
+    Counters and histograms also keep the counts of ended processes.
     """
 
     COUNTER = "counter"
@@ -43,17 +43,17 @@ class MetricKind(enum.Enum):
 class Metric:
     """One metric."""
 
-    # Without the suffixes that Prometheus adds to counters and histograms.
+    # The name without the suffixes that Prometheus adds to counters and histograms.
     name: str
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
-    # Of the classes of a histogram.
+    # Upper bounds of a histogram's buckets.
     bounds: Sequence[float] = ()
 
     @property
     def adds_up(self) -> bool:
-        """Whether the values of processes that have ended still count."""
+        """Whether the values of ended processes still count."""
         return self.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
 
 
@@ -206,7 +206,7 @@ LOG_DROPPED = Metric(
     _COUNTER,
     "Log lines that are lost: the reader did not read, or the disk was full.",
 )
-# The facts of the app, which only the worker that leads publishes; see `facts`.
+# The facts of the app, which only the leader publishes; see `facts`.
 FROM_LEADER = (
     *(REQUESTS, OUTBOX_REFUSED, OUTBOX_WAITING, BACKLOG, BACKLOG_AGE, DELAYED, UNTAKEN),
     *(DEAD_LETTERS, TIMER_LATE, TIMERS_REFUSED),
@@ -237,9 +237,9 @@ FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
 
 
 def parse(values: Any) -> dict[Metric, Series]:
-    """Return the metrics that a process has published; raise ValueError if these are none.
+    """Return the published metrics of a process; raise ValueError if they are invalid.
 
-    :param values: the content of its memory, which its jobs may have written.
+    :param values: the content of the process's memory, which its jobs may have written.
     """
     try:
         return {
@@ -264,17 +264,17 @@ def _series(metric: Metric, rows: Any) -> Series:
 
 
 class MetricTotals:
-    """The counts of the processes that have ended."""
+    """The counts of ended processes."""
 
     def __init__(self) -> None:
         self._ended: dict[Metric, Series] = {metric: {} for metric in FROM_WORKERS}
 
     def end(self, values: dict[Metric, Series]) -> None:
-        """Keep the counters and histograms of a process that has ended."""
+        """Keep the counters and histograms of an ended process."""
         add({m: each for m, each in values.items() if m.adds_up}, self._ended)
 
     def copy(self) -> dict[Metric, Series]:
-        """Return the counts so far, to which others can be added."""
+        """Return a copy of the counts, to which other counts can be added."""
         return {
             metric: {labels: list(numbers) for labels, numbers in series.items()}
             for metric, series in self._ended.items()

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 1.0
-# Looking at all owned queues may take this share of the time, with pauses up to the longest: on a
-# busy worker others run in between.
+# A survey of all owned queues may take this share of the time, with pauses up to a limit. On a busy
+# worker the survey includes the time of other greenlets.
 SURVEY_SECONDS = 2.0
 SURVEY_SHARE = 0.02
 MOST_SURVEY_SECONDS = 30.0
-# At most this many queues are looked up at the broker, those that are farthest behind.
+# Maximum queues to look up at the broker: those that are farthest behind.
 ASKED = 3
-# After this many queues, which take 4 ms, others get their turn. On a busy worker that may take a
+# After this many queues, which take 4 ms, other greenlets run. On a busy worker they may take a
 # second.
 CHUNK = 5000
 STATES = (
@@ -76,7 +76,7 @@ class QueueSurvey:
         self._unknown: list[Slot] = []
 
     def take(self, slots: Sequence[Slot], now: float, breathe: Callable[[], None]) -> None:
-        """Look at queues; `breathe` lets other greenlets run in between."""
+        """Survey queues; `breathe` lets other greenlets run in between."""
         for number, slot in enumerate(slots, start=1):
             state = state_of(slot)
             self.states[state] += 1
@@ -88,15 +88,15 @@ class QueueSurvey:
                 breathe()
 
     def ask(self, broker: Broker) -> None:
-        """Ask the broker for the oldest messages that the owner does not know."""
+        """Ask the broker for oldest messages that the owner does not know."""
         if broker.capabilities.subscriptions:
-            return  # each subscription knows it
+            return  # each subscription knows its oldest message
         claimed = [(slot, slot.claim) for slot in self._unknown if slot.claim is not None]
         for slot, claim in nsmallest(ASKED, claimed, key=lambda each: each[1].done):
             try:
                 oldest = broker.catalog.backlog(slot.queue, claim.done).oldest
             except QdoError:
-                return  # the turn of the queue reports it
+                return  # the turn of the queue reports the error
             if oldest is not None:
                 self._note(time_of_position(broker.positions.to_time(oldest)))
 
@@ -124,7 +124,7 @@ def state_of(slot: Slot) -> str:
     """Return the state of a queue, one of `STATES`."""
     claim = slot.claim
     if claim is None:
-        return "running"  # it was lost, and its message in flight is being finished
+        return "running"  # the queue was lost, and its message in flight still runs
     if claim.paused:
         return "paused"
     if slot.state is SlotState.PAUSED:
@@ -199,7 +199,7 @@ class MetricsDuty(Duty):
             self.publish()
 
     def publish(self) -> None:
-        """Publish the metrics now; an error is only logged, once."""
+        """Publish the metrics now; log only the first error."""
         try:
             metrics = {metric.name: each for metric, each in self._values().items()}
             facts = {"leads_until": self._facts.holds_until(), "metrics": metrics}
@@ -258,7 +258,8 @@ class MetricsDuty(Duty):
         meters = {} if self._pipeline.meters is None else self._pipeline.meters.by_glob
         attempts: Rows = []
         for glob, meter in meters.items():
-            # Prometheus sees no increase in a series that begins with the first event.
+            # Publish zeros: Prometheus sees no increase in a series that begins with the first
+            # event.
             counts = {**dict.fromkeys(get_args(OutcomeName), 0), **meter.outcomes}
             counts["done"] = meter.done
             attempts += [((glob, outcome), [float(n)]) for outcome, n in counts.items()]

@@ -1,9 +1,8 @@
-"""The facts of the whole app that `/metrics` has, such as its backlog. Only the leader reads them.
+"""The facts of the whole app for `/metrics`, such as its backlog. Only the leader reads them.
 
 Each reading takes time that grows with the number of queues, so the pause after it grows, too.
-A fact that cannot be read is left out, and so are all facts of a worker that does not lead: no
-metric has a value that is not measured any more. The module `monitor` says how that holds for a
-worker that is frozen.
+The page omits a fact that cannot be read, and all facts of a worker that does not lead. So no
+metric shows an outdated value. The module `monitor` says how this works for a frozen worker.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ from qdo.worker.metrics.catalog import Metric
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Facts = dict[Metric, Rows]
 
-# How often the other workers check whether they lead.
+# How often workers that do not lead check for leadership.
 LOOK_SECONDS = 1.0
 # The leader reads once in a period. Readings may take this share of the time, with pauses up to
 # the longest.
 PERIOD_SECONDS = 10.0
 SHARE = 0.02
 MOST_SECONDS = 60.0
-# Queues that are read at once; then others get their turn.
+# Queues to read at once before other greenlets may run.
 CHUNK = 250
-# At most this many queues are looked up where each backlog is a request to the broker.
+# Maximum queues to look up if each backlog costs a request to the broker.
 ASKED = 3
 STATES_OF_REQUESTS = STATE_NAMES[:3]
 UNTAKEN = ("no-job", "excluded", "pool", "not-claimed", "damaged")
@@ -71,7 +70,7 @@ def rows(values: Mapping[str, float]) -> Rows:
 
 
 class AppFacts:
-    """The facts of an app, while this worker leads."""
+    """The facts of an app, which this worker reads while it leads."""
 
     def __init__(self, app: App, broker: Broker, current: CurrentMember) -> None:
         self.broker_errors = 0
@@ -94,7 +93,7 @@ class AppFacts:
         began = clock()
         try:
             leader.with_fence(partial(self._read, leader))
-        except QdoError as error:  # the coordinator is away
+        except QdoError as error:  # the coordinator cannot be reached
             self._note(error)
             self._found = {}
         least = PERIOD_SECONDS if self._counts_all else MOST_SECONDS
@@ -107,7 +106,7 @@ class AppFacts:
             partial(self._timers, client, layout),
         )
         facts: Facts = {}
-        for read in readers:  # one that cannot be read hides no other
+        for read in readers:  # an unreadable fact must not hide the others
             try:
                 facts |= read()
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
@@ -121,7 +120,7 @@ class AppFacts:
         _log.debug("cannot read facts of the app for /metrics: %s", describe(error))
 
     def values(self) -> Facts:
-        """Return the rows of each metric that is known; none unless this worker leads."""
+        """Return the rows of each known metric; none unless this worker leads."""
         leader = self._leader()
         if leader is None:
             return {}
@@ -141,7 +140,7 @@ class AppFacts:
         return member.leader if member is not None and member.leader.is_leader() else None
 
     def _messages(self) -> Facts:
-        """Read what the broker counts without a position: dead letters and requests."""
+        """Read the broker's counts of dead letters and requests, which need no position."""
         facts: Facts = {}
         letters = {"message": self._broker.dead_letters.total()}
         counts: Mapping[str, PoolCounts] = {}
@@ -155,7 +154,7 @@ class AppFacts:
         return facts
 
     def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
-        """Read the backlogs of all queues, or of those without an owner if each is a request."""
+        """Read the backlogs of all queues, or only of unowned queues if each costs a request."""
         workers = worker_filters(client, layout)
         backlog = AppBacklog({each for each in workers.values() if each is not None})
         names = {*(leader.queue_names() or ())}
@@ -197,7 +196,7 @@ class AppFacts:
         return answers
 
     def _timers(self, client: Client, layout: Layout) -> Facts:
-        """Read how late the timers of the app are, and how many are refused."""
+        """Read the delays of the app's timers, and the number of refused timers."""
         if not self._app.timers:
             return {}
         nodes = read_timers(client, layout, self._app.timers).values()
@@ -210,7 +209,7 @@ class AppFacts:
 
 
 def worker_filters(client: Client, layout: Layout) -> dict[str, QueueFilter | None]:
-    """Return the filters of the registered workers, None for one that drains."""
+    """Return the filters of the registered workers, None for a draining worker."""
     paths = [f"{layout.workers}/{name}" for name in names_below(client, layout.workers)]
     nodes = {read.path: WorkerNode.parse(read.data) for read in read_nodes(client, paths)}
     return {
@@ -223,11 +222,11 @@ def worker_filters(client: Client, layout: Layout) -> dict[str, QueueFilter | No
 class AppBacklog:
     """The messages that wait in the queues of an app."""
 
-    # Of the workers that stay.
+    # The filters of the workers that do not drain.
     filters: Collection[QueueFilter]
     waiting: int = 0
     delayed: int = 0
-    # Position of the message that has waited for longest.
+    # Position of the message that has waited longest.
     oldest: int | None = None
     asked: int = 0
     # Queues with messages that no worker processes, by reason.
@@ -236,7 +235,7 @@ class AppBacklog:
     def without_damaged(
         self, names: Sequence[str], nodes: Mapping[str, QueueNode], positions: Positions
     ) -> list[str]:
-        """Count the queues whose nodes are damaged; return the others."""
+        """Count the queues with damaged nodes; return the other queues."""
         whole = [name for name in names if nodes.get(name, NEW).checked(positions).fault is None]
         self.untaken["damaged"] += len(names) - len(whole)
         return whole
@@ -255,7 +254,7 @@ class AppBacklog:
 
 
 def pool_states(counts: Mapping[str, PoolCounts], app: App) -> Counter[tuple[str, str]]:
-    """Return the numbers of requests by glob of the job of their pool, and state."""
+    """Return the number of requests by state and by the glob of their pool's job."""
     globs = [job.queues for job in app.jobs if job.pool][:MOST_GLOBS]
     states = Counter({(glob, state): 0 for glob in globs for state in STATES_OF_REQUESTS})
     for pool, each in counts.items():

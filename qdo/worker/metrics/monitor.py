@@ -1,15 +1,15 @@
 """Answer requests about a parent process and its worker processes, from any thread.
 
 The main loop of the parent reports its processes in each of its steps. Everything else is read for
-each request: from memory that the processes share with their parent, and from the kernel. So a
-process that hangs, or has stopped, is seen from outside.
+each request: from memory that the processes share with their parent, and from the kernel. So a hung
+or stopped process is visible from outside.
 
 `MetricsPage` has the metrics of a worker process, in memory shared with its parent. The process
-writes them about once a second. The parent reads them for each request, also those of a process
-that hangs or has just died. Reader and writer never wait, and no loop is woken.
+writes them about once a second. The parent reads them for each request, even if the process hangs
+or has just died. Reader and writer never wait, and wake no loop.
 
-A page says until when its process leads. After that another worker may lead, and the parent leaves
-the facts of the app out that the process measured: it may be frozen.
+A page contains the time until which its process leads. After that time another worker may lead. The
+parent then omits the app's facts from this process, which may be frozen.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from qdo.worker.metrics.catalog import (
 )
 from qdo.worker.shared_memory import LoopReport, make_memory
 
-# A page has two halves, which are written in turn. Each has the number of the write (8 bytes), the
-# length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed within a
-# write, and its jobs may write anything: then the other half is the latest that is whole.
+# A page has two halves, which the process writes in turn. Each has the number of the write (8
+# bytes), the length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed
+# during a write, and its jobs may write anything. Then the other half is the latest valid one.
 # Room for hundreds of jobs. Memory that was never written takes no room.
 HALF_BYTES = 1 << 18
 _HEADER = struct.Struct("<QII")
 # The longest pause between two steps of the main loop while requests are served.
 STEP_SECONDS = 1.0
-# A main loop that has made no step for this long does not supervise.
+# A main loop without a step for this long does not count as supervising.
 SILENT_SECONDS = 10.0
 # An event loop stores the time four times a second, and counts as blocked after this long.
 BLOCKED_SECONDS = 1.0
-# Metrics are not rendered more often, however many clients ask.
+# Shortest time between two renderings of the metrics, however many clients ask.
 RENDER_SECONDS = 0.5
 
 
 class MetricsPage:
     """The memory for the metrics of this process.
 
-    :param fd: its descriptor; None without a parent: then no process reads the metrics.
+    :param fd: descriptor of the memory; None without a parent, when no process reads the metrics.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -70,7 +70,7 @@ class MetricsPage:
         self._number = 0
 
     def write(self, values: Any) -> None:
-        """Publish values that survive JSON; raise ValueError if there is no room for them."""
+        """Publish values as JSON; raise ValueError if they do not fit."""
         if self._fd is None:
             return
         content = json.dumps(values).encode()
@@ -90,14 +90,14 @@ class ChildMetrics:
         self._last: Any = None
 
     def read(self) -> Any:
-        """Return the latest values that the child has written, None before its first ones."""
+        """Return the latest values of the child, None before it has written any."""
         with self._using:
             if self.fd >= 0:
                 self._last = _read(self.fd) or self._last
             return self._last
 
     def close(self) -> None:
-        """Read for the last time, after the child has died."""
+        """Read the values a last time, after the death of the child."""
         self.read()
         with self._using:
             os.close(self.fd)
@@ -105,7 +105,7 @@ class ChildMetrics:
 
 
 def _read(fd: int) -> Any:
-    """Return the content of the half that was written last, or else of the other one."""
+    """Return the content of the last written half if it is valid, otherwise of the other half."""
     found = []
     for start in (0, HALF_BYTES):
         data = os.pread(fd, HALF_BYTES, start)
@@ -149,14 +149,14 @@ class PlaceView:
     name: str
     # Running, restarting (it waits for the next start) or ended.
     state: str
-    # Its process was asked to exit.
+    # Whether the process was asked to exit.
     stopping: bool
-    # None while there is no process.
+    # The process of the place; None while there is none.
     child: MonitoredChild | None
 
 
 class Monitor:
-    """Answers for one parent process. It is a WSGI app with three fixed paths.
+    """Answers for one parent process, as a WSGI app with three fixed paths.
 
     :param silent_after: how long the event loop of a process may be blocked, in seconds.
     """
@@ -213,7 +213,7 @@ class Monitor:
         return _answer([*self._faults()])
 
     def readyz(self) -> HttpAnswer:
-        """Answer whether every process is registered, and none drains."""
+        """Answer whether every process is registered and not draining."""
         return _answer([*self._faults(), *self._obstacles()])
 
     def metrics(self) -> HttpAnswer:
@@ -258,7 +258,7 @@ class Monitor:
                     yield f"{place.name} starts no message: the coordinator does not respond"
 
     def _collect(self) -> dict[Metric, Series]:
-        with self._changing:  # the main loop may wait for it: nothing is read here
+        with self._changing:  # do not read here: the main loop may wait for the lock
             places = self._places
             living = [*self._living.values()]
             metrics = self._totals.copy()
@@ -294,7 +294,7 @@ def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:
 
 
 def _blocked_seconds(child: MonitoredChild) -> float:
-    """Return for how long an event loop has not run; 0 while it runs, or nothing watches it."""
+    """Return how long an event loop has not run; 0 if it runs or is not watched."""
     report = child.loop()
     if report is None:
         return 0.0

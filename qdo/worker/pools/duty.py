@@ -1,8 +1,8 @@
 """The duty "pools": lets a worker take requests while it is registered.
 
-A registration claims every pool that has a job here, with its own lease: no node is written, and
-any number of workers claim the same pool. Names of workers are never used again, so what a worker
-took is its own as long as its node exists; see `returner`.
+A registration claims every pool that has a job here, with a separate lease. It writes no node, and
+any number of workers may claim the same pool. Worker names are never reused, so a worker owns its
+taken requests while its node exists; see `returner`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from qdo.worker.pools.subscription import MARKS_SECONDS, PoolSubscription
 
 _log = logging.getLogger(__name__)
 
-# How often a worker looks without being woken: a process may die before it wakes others.
+# How often a worker looks without a wake, because a sender may die before it wakes workers.
 LOOK_SECONDS = 1.0
 # Shortest time between two looks of an idle worker.
 IDLE_SECONDS = 0.02
-# Longest random pause before a look: one request does not wake all workers into one lock.
+# Longest random pause before a look, so that woken workers do not compete for one lock.
 SPREAD_SECONDS = 0.002
-# After a slower look into all pools, the next one waits ten times as long, a second at most.
+# After a look that took longer, the next look waits ten times as long, at most a second.
 SLOW_SECONDS = 0.05
-# A pool that a glob has found is forgotten when it has had no requests for so long.
+# A worker forgets a pool found by a glob after this time without requests.
 FORGET_SECONDS = 60.0
 
 
 class PoolDuty(Duty):
     """Claims pools and wakes them.
 
-    :param takes: whether the settings of this worker let it take a pool.
+    :param takes: returns whether the settings of this worker let it take a pool.
     """
 
     name = "pools"
@@ -94,11 +94,11 @@ class PoolDuty(Duty):
                     taken = self._taken()
                     began = clock()
                     self._woken.wait(self._step_or_warn())
-                    # A busy pool is looked at again at once. An idle one is not, or senders that
-                    # wake it for each of their requests would cost a statement each.
+                    # Look at a busy pool again at once. Looking at an idle pool after each wake
+                    # would cost a statement for each request.
                     idle = 0.0 if self._taken() > taken else began + IDLE_SECONDS - clock()
                     gevent.sleep(max(0.0, idle) + random.uniform(0, SPREAD_SECONDS))
-                    # After the pause: the look that follows answers all wakes until now.
+                    # Clear after the pause: the next look answers all earlier wakes.
                     self._woken.clear()
             finally:
                 stop_listening()
@@ -116,9 +116,9 @@ class PoolDuty(Duty):
             return LOOK_SECONDS
 
     def step(self, at_once: bool = False) -> float:
-        """Claim pools, and take what waits; return the seconds until the next step.
+        """Claim pools and take waiting requests; return the seconds until the next step.
 
-        :param at_once: look for marks even if that was done a moment ago.
+        :param at_once: look for cancellation marks even directly after the last look.
         """
         member = self._current.member
         if member is not self._member:
@@ -129,7 +129,7 @@ class PoolDuty(Duty):
         due = self._look(member, at_once)
         for pool in sorted(filter(self._is_mine, (self._named | due.keys()) - self._claims.keys())):
             self._claim(member, pool)
-        # This is the result of the last look, because the next one has not begun.
+        # This is the result of the last look, because the next look has not begun.
         self.quiet = all(own.at_tip() for own, _ in self._claims.values())
         ready = []
         for pool, (own, _) in list(self._claims.items()):
@@ -145,9 +145,9 @@ class PoolDuty(Duty):
         return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
 
     def _look(self, member: Member, at_once: bool) -> Mapping[str, float]:
-        """Return when the next request of each pool is due, by one statement for all pools."""
+        """Return the due time of the next request of each pool, in one statement for all pools."""
         if not self._has_globs and len(self._named) == 1:
-            return dict.fromkeys(self._named, 0.0)  # a take would tell the same
+            return dict.fromkeys(self._named, 0.0)  # a take would return the same
         began = clock()
         if at_once or began >= self._look_at:
             running = [id for own, _ in self._claims.values() for id in own.running]
@@ -157,7 +157,7 @@ class PoolDuty(Duty):
         return self._found
 
     def _forget(self) -> None:
-        """Drop claims of pools that a glob has found, and that have had no requests for long."""
+        """Drop claims of pools that a glob found and that have long had no requests."""
         for pool in self._claims.keys() - self._named:
             own, claim = self._claims[pool]
             if own.idle_seconds > FORGET_SECONDS:
@@ -166,7 +166,7 @@ class PoolDuty(Duty):
                 self._dispatcher.releasing(own, claim)
 
     def due(self, after: float) -> float:
-        """Return when the first request becomes due after a Unix time, `inf` for never."""
+        """Return the due time of the first request after a Unix time, `inf` for never."""
         dues = [own.next_due for own, _ in self._claims.values()]
         return min((due for due in dues if due is not None and due > after), default=inf)
 
@@ -203,14 +203,14 @@ class PoolDuty(Duty):
 
     def _lose(self) -> None:
         """Drop the claims of a registration that is over."""
-        # A name is never used again: the leader gives back what the old one has taken.
+        # A worker name is never reused: the leader puts back the requests of the old name.
         claims = list(self._claims.values())
         self._claims.clear()
         for _, claim in claims:
             self._dispatcher.lost(claim)
 
     def drain(self) -> None:
-        """Take nothing more; running requests finish."""
+        """Take no more requests; running requests finish."""
         self._draining = True
         for own, claim in self._claims.values():
             claim.close()

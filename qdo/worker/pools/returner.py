@@ -1,12 +1,12 @@
-"""The duty "requests" of the leader: gives back the requests of workers that are gone.
+"""The leader's duty "requests": puts back the requests of workers that are gone.
 
-It first reads which workers own requests, and only then, after a `sync`, which workers exist: a
-worker is registered before it takes a request, so one that is not listed then is gone, and its name
-is never used again. Without the `sync`, a server that lags might not know a new worker yet.
+The duty first reads which workers own requests. After a `sync`, it then reads which workers exist.
+A worker registers before it takes a request, so an unlisted owner is gone, and its name is never
+reused. Without the `sync`, a lagging server might not know a new worker yet.
 
-It looks whenever workers have come or gone since its last look. The names that the leader knows
-tell that at once, except for a worker that came and went between two reads of them. The folder of
-the workers counts all that come and go, and is asked every second.
+The duty looks whenever workers have come or gone since its last look. The leader's list of names
+shows this at once, except for a worker that came and went between two reads. The workers' folder
+counts all arrivals and departures, and the leader reads this count every second.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _log = logging.getLogger(__name__)
 EVERY_SECONDS = 30.0
 # How often the leader asks how many workers have come and gone.
 COUNT_SECONDS = 1.0
-# How often a look deletes requests before the leader looks for workers again.
+# Maximum rounds of deletes in one look, before the leader looks for workers again.
 EXPIRY_ROUNDS = 10
 
 
 class Returner(LeaderDuty):
-    """Gives back, and deletes requests that are over and kept long enough.
+    """Puts back requests of gone workers, and deletes finished requests that are old enough.
 
-    Failed ones stay as dead letters do.
+    Failed requests stay, as dead letters do.
 
-    Two leaders do no harm: all that either can do with such a request is to give it back.
+    Two leaders do no harm, because either can only put such a request back.
     """
 
     name = "requests"
@@ -80,14 +80,14 @@ class Returner(LeaderDuty):
     def _look(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         now = clock()
         folder = client.exists(layout.workers)
-        # Read before the look: a worker that goes during it causes another one.
+        # Read before the look, so that a worker that goes during the look causes another look.
         changes = -1 if folder is None else folder.cversion
         if changes == self._changes and now < self._look_at:
             return 0
         count = self._give_back(client, layout, fence)
         more = all(self._store.expire() for _ in range(EXPIRY_ROUNDS))
         self._prune()
-        # Kept only now: a look that raised an error is repeated.
+        # Set only after the look, so that a failed look is repeated.
         self._changes = changes
         self._look_at = now + (COUNT_SECONDS if more else EVERY_SECONDS)
         return count
@@ -118,7 +118,7 @@ class Returner(LeaderDuty):
                 )
 
     def _give_back(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        # Owners before workers: in the other order, a new worker would lose its requests.
+        # Read owners before workers. In the other order, a new worker would lose its requests.
         owners = self._store.owners()
         if not owners:
             return 0

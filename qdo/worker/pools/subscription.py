@@ -1,11 +1,11 @@
 """The requests of one pool that a worker holds, as a subscription of its engine.
 
-To the engine a pool is a mailbox: a request that was taken is a message that was received. Its
-position only numbers the takes of this worker. Nothing is read ahead of free seats, so requests
-wait in the broker, where any worker may take them.
+For the engine a pool is a mailbox, and a taken request is a received message. Positions only number
+the takes of this worker. A worker takes requests only for free seats. All other requests wait in
+the broker, where any worker may take them.
 
-A take whose answer was lost may have been stored, also later than the worker has looked. So each
-take also returns the requests that the broker counts as this worker's and that it does not hold.
+The broker may store a take whose answer was lost, even after the worker has looked. So each take
+also returns requests that the broker assigns to this worker but the worker does not hold.
 
 Each held request has one record, `HeldRequest`. It goes through these states:
 
@@ -29,8 +29,9 @@ ENDING      the end itself is refused                         ENDING      - (log
 ENDED       done, or the claim closes                         (dropped)   -
 ==========  ================================================  ==========  ========================
 
-A record leaves its seat when the engine is done with it. It is dropped once it has also `ENDED`:
-until then the broker counts the request as this worker's, and each take names it as held.
+A record leaves its seat when the engine is done with it. The worker drops the record once it has
+also `ENDED`. Until then the broker assigns the request to this worker, and each take names it as
+held.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ from qdo.worker.engine.slot import Row
 
 _log = logging.getLogger(__name__)
 
-# How often a worker that runs requests looks whether they were cancelled.
+# How often a worker checks whether its running requests were cancelled.
 MARKS_SECONDS = 0.2
-# Of so many requests that a worker takes from a pool, one is the oldest, whatever its priority. So
-# more urgent ones cannot delay it forever.
+# One of this many requests that a worker takes is the oldest, whatever its priority. So more urgent
+# requests cannot delay it forever.
 PASSES = 10
 
 
@@ -80,14 +81,14 @@ class HeldState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """A request that this worker has taken, until its end is stored and its seat is free."""
+    """A request of this worker, from its take until its end is stored and its seat is free."""
 
     position: int
     request: TakenRequest
-    # As the engine reads it; None once the engine is done with it.
+    # The request as a row for the engine; None once the engine is done with it.
     row: Row | None
     state: HeldState = HeldState.TAKEN
-    # Why it was cancelled.
+    # The reason for the cancellation.
     reason: str = ""
 
     @property
@@ -96,7 +97,7 @@ class HeldRequest:
 
 
 class _Unrecorded:
-    """Receives the reports of a claim for which no node records anything."""
+    """Receives the reports of a claim that is not recorded in a node."""
 
     def progress(self, claim: Claim) -> None:
         pass
@@ -109,17 +110,17 @@ class _Unrecorded:
 
 
 class PoolSubscription(_Unrecorded, Subscription):
-    """The requests that one registration of a worker holds of a pool, and the sink of its claim.
+    """A pool's requests that one registration of a worker holds, and the sink of its claim.
 
-    :ivar name: of the registration.
-    :ivar idle_seconds: for how long it and its pool have had no requests.
-    :ivar taken: how many requests it has taken, the position of the last one.
+    :ivar name: the name of the registration.
+    :ivar idle_seconds: how long the pool and this subscription have had no requests.
+    :ivar taken: number of requests taken so far, which is the position of the last one.
     :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
-    :param seats: returns how many requests may be taken beside a number of seated ones.
+    :param seats: returns how many requests may be taken in addition to the seated ones.
     :param wake: called when a seat is free.
     :param now: returns the Unix time in seconds.
-    :param turn: a number of its own, or workers that end after a few requests would never come to
-        the oldest ones.
+    :param turn: where the worker starts to count takes. The number differs between workers. So
+        workers that end after a few requests also take the oldest requests.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class PoolSubscription(_Unrecorded, Subscription):
     ) -> PoolSubscription:
         """Return itself.
 
-        :param on_lost: called with the position of a request that is to end.
+        :param on_lost: called with the position of a request that must end.
         """
         self._interrupt = on_lost
         return self
@@ -184,11 +185,11 @@ class PoolSubscription(_Unrecorded, Subscription):
         return FailureRecord(position, request.failed, error, crashed=request.crashed)
 
     def id_of(self, position: int) -> str:
-        """Return the id of a request that it holds."""
+        """Return the id of a held request."""
         return self._held[position].id
 
     def reported(self, position: int) -> None:
-        """Take note that the job's process has stored the end of a request."""
+        """Record that the job's process has stored the end of a request."""
         held = self._held.get(position)
         if held is not None and held.state is HeldState.TAKEN:
             held.state = HeldState.ENDED
@@ -198,7 +199,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         if held is not None and held.row is not None:
             held.row = None
             if held.state is HeldState.TAKEN:
-                # As with a queue, middleware that leaves out the job ends its message.
+                # As with a queue, a middleware that skips the job ends the message.
                 self._spawn(held, self._end, "done", None)
             self._leave(held)
 
@@ -207,13 +208,13 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     @property
     def running(self) -> list[str]:
-        """Return the ids of held requests, also of those whose end is not, or cannot be, stored."""
-        # A request that it does not name here runs again.
+        """Return the ids of held requests, including those whose end is not or cannot be stored."""
+        # A request that is missing here would run again.
         return [held.id for held in self._held.values() if held.state is not HeldState.ENDED]
 
     def close(self) -> None:
-        """Put back what was not started; it returns at once, see `join`."""
-        # First: a take whose answer is on its way puts back what it returns.
+        """Begin to put back the requests that were not started; see `join`."""
+        # Set first: a take that is waiting for its answer must put back the requests it gets.
         self._closed = True
         for held in list(self._held.values()):
             if held.row is not None:
@@ -223,7 +224,7 @@ class PoolSubscription(_Unrecorded, Subscription):
                 self._leave(held)
 
     def join(self, seconds: float) -> None:
-        """Wait until what `close` began is stored, at most so long."""
+        """Wait until the broker has stored the work of `close`, at most for the given time."""
         gevent.joinall(self._storing, timeout=seconds)
         gevent.killall(self._storing)
 
@@ -233,7 +234,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         return [held.row for held in self._held.values() if held.row is not None]
 
     def _rows(self, after: int, limit: int) -> Sequence[Row]:
-        """Return seated requests behind a position, or take some."""
+        """Return the seated requests after a position, or take more."""
         seated = self._seated()
         rows = [row for row in seated if row[0] > after][:limit]
         if rows or self._dry or not self.may_start():
@@ -242,10 +243,10 @@ class PoolSubscription(_Unrecorded, Subscription):
         return self._take(seats) if seats > 0 else []
 
     def look(self, due: float | None, at_once: bool = False) -> bool:
-        """Look for marks of running requests, and for those of lost answers; not too often.
+        """Check, not too often, for cancelled running requests and for requests of lost answers.
 
-        :param due: when the next request of the pool is due, None without any.
-        :return: whether a request may be taken now, or one has a seat.
+        :param due: the due time of the pool's next request, None without requests.
+        :return: whether a request may be taken now or has a seat.
         """
         if due is not None or self._held:
             self._used_at = clock()
@@ -255,20 +256,20 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._dry = True
         else:
             self.poll_now()
-        # A take of no seats: it returns only marks, and requests of lost answers.
+        # A take for no seats returns only cancellation marks, and requests of lost answers.
         if self._seated() and (at_once or clock() >= self._look_at):
             self._take(0)
         return not self._dry or bool(self._seated())
 
     def _take(self, seats: int) -> list[Row]:
-        # One take at a time: a second one would not know the requests of the first, and the broker
+        # One take at a time: a second take would not name the requests of the first, and the broker
         # would return them to both.
         with self._taking:
-            # Of the takes with these numbers, every tenth one is the oldest request.
+            # Every tenth take by this number returns the oldest request.
             turn = self._turn + self.taken
             oldest = (turn + seats) // PASSES - turn // PASSES
-            # Set before the take, which waits for the broker: a look meanwhile may find a request
-            # that this take has missed, and asks for another take.
+            # Set before the take, which waits for the broker. A look during the take may find a
+            # request that the take has missed, and then requests another take.
             self._dry = self._dry or seats > 0
             try:
                 taken = self._store.take(self.name, self._pool, seats, self.running, oldest)
@@ -278,11 +279,11 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._look_at = clock() + MARKS_SECONDS
             if seats:
                 self.next_due = due = taken.next_due
-                # Large bodies may leave requests that are due.
+                # Because of large bodies, the take may have left due requests.
                 if len(taken.requests) == seats or (due is not None and due <= self._now()):
                     self.poll_now()
             rows = [row for request in taken.requests for row in self._received(request)]
-        # A request that is marked may have ended during the take.
+        # A marked request may have ended during the take.
         by_id = {held.id: held for held in self._held.values()}
         for id, mark in taken.marks.items():
             answer = decoded_headers(mark) or {}
@@ -299,7 +300,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         except Exception as error:  # noqa: BLE001 - another program wrote it
             self._spawn(held, self._end, "failed", f"its row is damaged: {describe(error)}")
             return []
-        if self._closed:  # while the answer was on its way
+        if self._closed:  # closed before the answer arrived
             self._spawn(held, self._put_back_as_taken)
             return []
         held.row = row
@@ -325,25 +326,25 @@ class PoolSubscription(_Unrecorded, Subscription):
         _log.info(
             "%s, pool %s: request %s is cancelled: %s", self.name, self._pool, held.id, reason
         )
-        # Set before its job is told: the engine asks `is_held` when the job has ended.
+        # Set before the job is interrupted: the engine calls `is_held` when the job has ended.
         held.reason = reason
         if held.position in self.in_flight():
             held.state = HeldState.CANCELLED
             self._interrupt(held.position)
-        else:  # its lane may wait for long
+        else:  # its lane may wait a long time
             self._spawn(held, self._end, "cancelled", reason)
         self._wake()
 
     # --- telling the broker ---
 
     def put_back(self, position: int, failed: int, seconds: float, error: str | None) -> None:
-        """Let a request wait again; it returns once that is stored."""
+        """Let a request wait again; return once the broker has stored that."""
         held = self._held[position]
         held.state = HeldState.ENDING
         self._put_back(held, failed, seconds, error)
 
     def finish(self, position: int, outcome: str, error: str, failed: int | None = None) -> None:
-        """Record an outcome other than "done"; it returns once that is stored.
+        """Record an outcome other than "done"; return once the broker has stored it.
 
         :param failed: see `RequestStore.end`.
         """
@@ -405,7 +406,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._wake()
 
     def _spawn(self, held: HeldRequest, store: Callable[..., None], *args: Any) -> None:
-        """Store the end of a request beside the engine."""
+        """Store the end of a request in a separate greenlet."""
         held.state = HeldState.ENDING
         self._storing = [greenlet for greenlet in self._storing if not greenlet.ready()]
         self._storing.append(gevent.spawn(store, held, *args))

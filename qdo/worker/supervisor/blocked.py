@@ -1,17 +1,17 @@
-"""Processes whose event loop is blocked by a job: keep their sessions, and act in their place.
+"""Keep the sessions of processes whose event loop a job blocks, and act in their place.
 
 A blocked loop sends no heartbeats, so its session would end after the session timeout. All queues
-of the process would move to other workers, and the job would block the next one. So the parent
-keeps the session alive, from outside (`SessionKeeper`). Until the job returns, its process starts
-no message, and no other process takes its queues. When the job has blocked the loop for longer than
-its limit, the process is killed. An attempt is counted for its message only, and all other queues
-continue in other processes.
+of the process would move to other workers, and the job would block the next worker. So the parent
+keeps the session alive (`SessionKeeper`). Until the job returns, its process starts no message, and
+no other process takes its queues. When the job has blocked the loop for longer than its limit, the
+process is killed. An attempt is counted for its message only, and all other queues continue in
+other processes.
 
-A loop that runs only for moments between such jobs may not send anything either. So the parent
-keeps the session of a loop that is blocked once the last contact with the coordinator was half a
-session timeout ago, however long the present job has blocked.
+A loop that runs only briefly between blocking jobs may not send heartbeats, either. So the parent
+keeps the session of a blocked loop once the last contact with the coordinator is half a session
+timeout old. How long the current job has blocked does not matter.
 
-A process that is stopped (SIGSTOP) is not blocked: its session ends, and its queues move.
+A stopped process (SIGSTOP) does not count as blocked: its session ends, and its queues move.
 
 The parent also performs the actions that operators request of such a worker, which cannot read the
 requests itself.
@@ -42,9 +42,9 @@ from qdo.worker.supervisor.sessions import SessionKeeper
 
 # How often the thread checks whether the loop is still blocked.
 LOOK_SECONDS = 0.05
-# Pause before it connects again, after the coordinator did not answer.
+# Pause before another connection attempt when the coordinator did not answer.
 RETRY_SECONDS = 0.5
-# How long actions that were begun may take after that.
+# How long begun actions may take after the loop runs again.
 LONGEST_SECONDS = 10.0
 # Share of the session timeout, since the last contact with the coordinator, after which the session
 # of a blocked process is kept alive.
@@ -58,9 +58,9 @@ _log = logging.getLogger(__name__)
 
 
 class BlockedActions(threading.Thread):
-    """Acts for one worker, in parallel to the parent's other work, until its loop runs again."""
+    """Acts for one worker until its loop runs again, in parallel to the parent's other work."""
 
-    # Over its own connection, it runs the machine of actions as a second actor: see
+    # This thread runs the machine of actions as a second actor, over its own connection: see
     # `qdo.fleet.action_machine`. A parent whose workers are not blocked has no connection.
 
     def __init__(
@@ -165,11 +165,11 @@ def registered_name(client: Client, layout: Layout, session: int) -> str | None:
 
 @dataclass(slots=True)
 class _Watched:
-    """A child as seen at the last look."""
+    """The state of a child at the last look."""
 
-    # Clock time before which the loop could not run: the child or this process was stopped.
+    # Clock time before which the loop could not run, because a process was stopped.
     running_since: float = 0.0
-    # The beats since which its session is kept, and since which operators are answered for it.
+    # The beats since which the parent keeps the child's session, and answers operators for it.
     kept_since: float = 0.0
     served_since: float = 0.0
 
@@ -190,7 +190,7 @@ class BlockedLoops:
         self._watched: dict[ChildProcess, _Watched] = {}
 
     def look(self, children: Collection[ChildProcess]) -> Iterator[tuple[ChildProcess, str]]:
-        """Keep the sessions of blocked children alive; yield each child to kill, and why."""
+        """Keep the sessions of blocked children alive; yield each child to kill, and the reason."""
         if time.monotonic() < self.next_at:
             return
         now = clock()
@@ -209,7 +209,7 @@ class BlockedLoops:
                 yield child, reason
 
     def _look_at(self, child: ChildProcess, now: float) -> str:
-        """Keep the session of a child if its loop is blocked; return why it must be killed."""
+        """Keep the session of a child with a blocked loop; return any reason to kill the child."""
         report = child.loop() if child.registered else None
         if report is None or child.blamed is not None:
             self._release(child)
@@ -236,7 +236,7 @@ class BlockedLoops:
         return ""
 
     def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> bool:
-        """Start a keeper; return False if the system has no thread for it."""
+        """Start a keeper; return False if the system cannot start a thread."""
         name = f"{child.name} (pid {child.pid})"
         note = {
             "state": "blocked",
@@ -274,6 +274,6 @@ def _job(report: LoopReport) -> str:
 
 
 def _is_blocked(child: ChildProcess, report: LoopReport) -> bool:
-    """Return whether the loop of a child has not run since a report."""
+    """Return whether the child's loop has not run since a report."""
     seen = child.loop()
     return seen is not None and seen.beat == report.beat

@@ -1,9 +1,10 @@
-"""One worker process as its parent sees it: start, reports, exit, and the end of its group.
+"""A worker process from its parent's view: start, reports, exit, and the end of its group.
 
-`Reaper` reaps dead processes, and closes their sessions once nothing of them is alive. The order
-makes it safe. The process group is killed while its dead leader still holds the group id. Then the
-leader is reaped. Only when every other member of the group and the processes of its jobs are gone,
-its coordinator sessions are closed (`qdo.worker.supervisor.sessions`).
+`Reaper` reaps dead processes, and closes their sessions once their groups and job processes are
+dead. The order of the steps makes this safe. The process group is killed while its dead leader
+still holds the group id. Then the leader is reaped. Only when every other member of the group and
+the processes of its jobs are gone, its coordinator sessions are closed
+(`qdo.worker.supervisor.sessions`).
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ CHILD_ARGV = module_argv("qdo.worker.main")
 # Environment variable with the input of the child, as JSON. Settings may hold secrets, and every
 # user of the machine can read a command line.
 CHILD_VARIABLE = "QDO_CHILD"
-# Deaths of one place that its next process reports.
+# Maximum deaths of one place that its next process reports.
 MOST_DEATHS = 20
-# Process id, Unix time, and how it ended.
+# Process id, Unix time and description of a process's end.
 Death: TypeAlias = tuple[int, float, str]
-# Maximum length of a report; the longest one has the names of the app's files.
+# Maximum length of a report. The longest report contains the names of the app's files.
 REPORT_BYTES = 4 << 20
 
 _log = logging.getLogger(__name__)
@@ -56,17 +57,17 @@ _log = logging.getLogger(__name__)
 class ChildProcess:
     """A running worker process, leader of its own process group and session.
 
-    :ivar sessions: its open coordinator sessions, as it reported them.
-    :ivar settings: the settings in force, those in the app's code included, as it reported them;
-        None before.
-    :ivar files: the app's source files, as it reported them; only with the setting `reload`.
-    :ivar asked: the actions that it passed on from operators: the parent performs them.
-    :ivar in_flight: after `reap`, the messages that were in flight when it died.
-    :ivar blamed: the state of its event loop for which it is killed, None if it is not.
+    :ivar sessions: the open coordinator sessions that the child reported.
+    :ivar settings: the settings in force, including those in the app's code. None before the child
+        reports them.
+    :ivar files: the app's source files that the child reported; only with the setting `reload`.
+    :ivar asked: operators' actions that the child passed on for the parent to perform.
+    :ivar in_flight: after `reap`, the messages in flight at the child's death.
+    :ivar blamed: the event loop state for which the parent kills the child, otherwise None.
     :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
         owner of the reaped child closes it.
-    :param left: such descriptors of dead processes, whose messages this process releases.
-    :param restarted: a process ran in this place before.
+    :param left: receipt store descriptors of dead processes, whose messages this process releases.
+    :param restarted: whether a process ran in this place before.
     """
 
     _keepers: Sequence[int] = ()
@@ -88,7 +89,7 @@ class ChildProcess:
         self.asked: list[str] = []
         self._given = settings
         self._received = b""
-        # A socket pair: the child reads the end of the stream when the parent has died.
+        # With a socket pair, the child reads the end of the stream when the parent has died.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._table = shared_memory.make_memory()
@@ -135,11 +136,11 @@ class ChildProcess:
 
     @property
     def registered(self) -> bool:
-        """Whether it has a session open, as it reported."""
+        """Whether the child has reported an open session."""
         return bool(self.sessions)
 
     def terminate(self) -> None:
-        """Ask the process itself to stop, by its socket and by SIGTERM; see `ParentLink`."""
+        """Ask the process to stop, through its socket and with SIGTERM; see `ParentLink`."""
         with contextlib.suppress(OSError):
             self.pipe.send(STOP_REQUEST)
         os.kill(self.pid, signal.SIGTERM)
@@ -150,21 +151,21 @@ class ChildProcess:
 
     def reap(self) -> int:
         """Reap the dead process, read its last reports; return its exit code (negative: signal)."""
-        # Only the parent's main loop may do this. Until then the kernel cannot reuse its pid and
+        # Only the parent's main loop may reap. Before that the kernel cannot reuse the pid and
         # group id, so a signal never reaches an unrelated process. So the group is killed first.
         if self.keeper is not None:
             self.keeper.stop()
         self.kill()
-        # Its job processes and their children end by themselves: see the keeper. Their keepers
-        # have been children of this process since it died.
+        # The child's job processes and their descendants end by themselves: see the keeper. Since
+        # the child's death, their keepers are children of this process.
         self._keepers = children(os.getpid(), NAME) if LINUX else []
         self.dumps.close()
         code = self._process.wait()
         self.receive()
         self.pipe.close()
         self.metrics.close()
-        # If it was killed because a message blocked its loop, only that one. If the loop ran again
-        # before the signal arrived, the guilty message is unknown.
+        # If the parent killed the child because a message blocked its loop, blame only that
+        # message. If the loop ran again before the signal arrived, the guilty message is unknown.
         guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
         self.in_flight = shared_memory.read_in_flight(self._table, guilty)
         with self._reading:
@@ -173,7 +174,7 @@ class ChildProcess:
         return code
 
     def loop(self) -> LoopReport | None:
-        """Return the state of its event loop, None while nothing watches it. For any thread."""
+        """Return the state of the child's event loop, None if it is not watched. For any thread."""
         with self._reading:
             return None if self._table < 0 else read_loop(self._table)
 
@@ -186,15 +187,15 @@ class ChildProcess:
             return False
 
     def group_gone(self) -> bool:
-        """Return whether its whole group and its jobs' processes are dead; call it after `reap`."""
-        # The parent adopts orphans (`adopt_orphans`). So every former member of the group is its
-        # child, and is gone once it is reaped.
+        """Return whether the child's group and its jobs' processes are dead. Call after `reap`."""
+        # The parent adopts orphans (`adopt_orphans`). So every former member of the group is a
+        # child of the parent, and is gone once the parent has reaped it.
         groups = [(os.P_PGID, self.pid), *((os.P_PID, pid) for pid in self._keepers)]
         return not any(_has_children(*group) for group in groups)
 
     def receive(self) -> bool:
-        """Read the child's reports; return False after it closed its end."""
-        # A limited number of bytes: a child may write faster than this process reads.
+        """Read the child's reports; return False after the child has closed its end."""
+        # Read a limited number of bytes, because a child may write faster than the parent reads.
         for _ in range(REPORT_BYTES >> 16):
             try:
                 data = self.pipe.recv(1 << 16)
@@ -216,7 +217,7 @@ class ChildProcess:
         try:
             value = json.loads(line)
             if "settings" in value:
-                # The worker sends them before its first job runs.
+                # The worker sends its settings before its first job runs.
                 self.settings = self.settings or Settings(**value["settings"])
                 return
             if "files" in value:
@@ -265,7 +266,7 @@ class ChildProcess:
 
 
 def next_ended() -> int | None:
-    """Return the pid of a dead child of this process without reaping it, None if there is none."""
+    """Return the pid of a dead child, without reaping it; None if there is none."""
     try:
         state = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -294,8 +295,8 @@ class _DyingProcess:
 class Reaper:
     """The dead children of one parent.
 
-    :ivar left: descriptors of the receipt stores of dead children, for the next child to
-        release. The parent that takes one closes it.
+    :ivar left: descriptors of the receipt stores of dead children, for the next child to release.
+        The code that takes a descriptor closes it.
     :param wakeup: called from another thread when sessions are closed.
     """
 
@@ -314,16 +315,16 @@ class Reaper:
 
     @property
     def next_at(self) -> float | None:
-        """Return when `step` has something to do without a signal, None for never."""
+        """Return the time of the next `step` that needs no signal; None for never."""
         return min((dying.give_up_at for dying in self._dying), default=None)
 
     def reap(self, child: ChildProcess, *, stopping: bool) -> int:
-        """Reap a dead child; return its exit code. `stopping`: it was asked to exit."""
+        """Reap a dead child; return its exit code. `stopping`: whether it was asked to exit."""
         code = child.reap()
         how = _how(child, code)
         if child.registered:
             give_up_at = time.monotonic() + self.settings.session_timeout_seconds
-            # A death that was asked for counts as no attempt, unless a message blocked the loop.
+            # A requested death does not count as an attempt, unless a message blocked the loop.
             in_flight = [] if stopping and child.blamed is None else child.in_flight
             reason = f"{child.name} (pid {child.pid}) {how}"
             self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
@@ -338,11 +339,11 @@ class Reaper:
         return code
 
     def deaths(self, name: str) -> Sequence[Death]:
-        """Return the processes of a place that ended unasked, the oldest first."""
+        """Return the unexpected deaths of a place's processes, oldest first."""
         return tuple(self._deaths.get(name, ()))
 
     def step(self) -> None:
-        """Close the sessions of children whose groups are gone; forget finished closers."""
+        """Close the sessions of children whose groups are dead; forget finished closers."""
         self._reap_dying()
         self._closers = [closer for closer in self._closers if not closer.finished]
 
@@ -362,7 +363,7 @@ class Reaper:
                 )
 
     def _close_sessions(self, dying: _DyingProcess) -> bool:
-        """Begin to close its sessions; return False while the system has no thread for that."""
+        """Begin to close a dead child's sessions; return False while no thread can start."""
         child = dying.child
         closer = SessionCloser(
             f"{child.name} (pid {child.pid})",
@@ -381,7 +382,7 @@ class Reaper:
 
 
 def begun(thread: threading.Thread) -> bool:
-    """Start a thread of the parent; return False if the system has none: the next look retries."""
+    """Start a thread of the parent; return False if the system has none. The next look retries."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Decides which worker processes a parent runs, and how it reacts when they exit. No I/O.
+"""Decides, without I/O, which worker processes a parent runs, and how it reacts to exits.
 
 There is one place per worker process. Events come in as method calls, with the time as an
 argument. The methods return a list of actions.
@@ -22,7 +22,7 @@ waiting    `reload`                                               running
 =========  =====================================================  =======================
 
 The first stop signal drains the workers, the second aborts their jobs, the third kills them. A
-worker that does not exit in time is killed and logged.
+worker that does not exit in time is killed, and its death is logged.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 
 from qdo.backoff import Backoff
 
-# Exit codes that a restart would not change: usage, unreachable, denied, not found.
+# Exit codes for faults that a restart would not fix: usage, unreachable, denied, not found.
 CANNOT_START = frozenset({2, 3, 5, 6})
-# Exit codes of a worker that did not start which a change of its app may fix.
+# Exit codes of a worker that did not start, for faults that a change of its app may fix.
 FIXABLE = frozenset({1, 2})
 NEVER = float("inf")
 # Delays before restarts. The first is short: one `kill -9` costs almost no time.
@@ -45,9 +45,9 @@ RAN_WELL_SECONDS = 30.0
 # Time a draining worker may take beyond its own limit: to abort unfinished jobs, to tear down its
 # context, and to close its session with a slow coordinator.
 DRAIN_MARGIN_SECONDS = 10.0
-# The same for an aborting worker.
+# Time that an aborting worker may take beyond its own limit.
 ABORT_SECONDS = 10.0
-# A worker that died of a signal counts as this in the parent's exit code.
+# Exit code that the parent assumes for a worker that died of a signal.
 KILLED_CODE = 1
 
 
@@ -77,7 +77,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Send SIGTERM to the process of a place: the first drains it, the second aborts its jobs."""
+    """Send SIGTERM to the process of a place: the first signal drains, the second aborts."""
 
     place: int
 
@@ -92,7 +92,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Log that the process of a place restarts in `after_seconds`; `Spawn` follows then."""
+    """Log that the process of a place restarts in `after_seconds`, when `Spawn` follows."""
 
     place: int
     after_seconds: float
@@ -100,7 +100,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Log that the worker of a place cannot start, and that therefore all workers stop."""
+    """Log that all workers stop because the worker of a place cannot start."""
 
     place: int
     code: int
@@ -118,23 +118,23 @@ Action = Spawn | Terminate | Kill | Restart | GiveUp | WaitForReload
 
 @dataclass(slots=True)
 class ProcessPlace:
-    """A place that runs one process after the other."""
+    """A place for one process at a time."""
 
     phase: Phase = Phase.ENDED
     started_at: float = 0.0
     due_at: float = 0.0
-    # Failures in a row, 0 after a worker ran well.
+    # Number of consecutive failures; 0 after a worker ran well.
     failures: int = 0
-    # Its process has a coordinator session now.
+    # Whether the process has a coordinator session now.
     registered: bool = False
-    # Its process has, or had, a coordinator session.
+    # Whether the process has, or had, a coordinator session.
     was_registered: bool = False
-    # Any process of this place has, or had, a coordinator session.
+    # Whether any process of this place has, or had, a coordinator session.
     ever_registered: bool = False
     code: int = 0
-    # When a process that drains to be replaced is killed; None: it was not asked to drain.
+    # When the parent kills a process that drains for its replacement; None if it need not drain.
     kill_at: float | None = None
-    # No process starts again before a reload.
+    # Whether no process may start here before a reload.
     retired: bool = False
 
 
@@ -146,7 +146,7 @@ class RestartPolicy:
     size: int
     # How long a worker may take to drain and to close its broker.
     drain_seconds: float
-    # A worker that cannot start waits for `reload` if its app may be the reason.
+    # Whether a worker that cannot start waits for `reload` if its app may be the reason.
     watching: bool = False
     # Do not restart a worker that exits before it registers, even if it ran before.
     burst: bool = False
@@ -159,7 +159,7 @@ class RestartPolicy:
         return self.grow(self.size, now)
 
     def grow(self, size: int, now: float) -> list[Action]:
-        """Start processes in further places until there are `size`."""
+        """Add places and start their processes until there are `size` places."""
         if self.stop:
             return []
         first = len(self.places)
@@ -167,7 +167,7 @@ class RestartPolicy:
         return [self._spawn(place, now) for place in range(first, len(self.places))]
 
     def registered(self, place: int, open_session: bool) -> None:
-        """Record that the process of a place opened a coordinator session, or closed its own."""
+        """Record that the process of a place opened or closed a coordinator session."""
         entry = self.places[place]
         entry.registered = open_session
         entry.was_registered = entry.was_registered or open_session
@@ -201,7 +201,7 @@ class RestartPolicy:
         return [Restart(place, delay)]
 
     def reload(self, now: float) -> list[Action]:
-        """Replace every worker: running ones drain first, all others start at once."""
+        """Replace every worker: running workers drain first, all others start at once."""
         if self.stop:
             return []
         actions: list[Action] = []
@@ -217,18 +217,18 @@ class RestartPolicy:
         return actions
 
     def restart(self, place: int, now: float) -> list[Action]:
-        """Replace the worker of a place, which drains first, even if it has been retired."""
+        """Drain and replace the worker of a place, even a retired worker."""
         self.places[place].retired = False
         return self._drain_one(place, now)
 
     def retire(self, place: int, now: float) -> list[Action]:
-        """Drain the worker of a place, and start no other one in its place before a reload."""
+        """Drain the worker of a place, and start no replacement before a reload."""
         self.places[place].retired = True
         return self._drain_one(place, now)
 
     def _drain_one(self, place: int, now: float) -> list[Action]:
         entry = self.places[place]
-        # A worker that drains already would abort its jobs at another SIGTERM.
+        # A second SIGTERM would make a draining worker abort its jobs.
         if self.stop or entry.phase is not Phase.RUNNING or entry.kill_at is not None:
             return []
         entry.kill_at = now + self.drain_seconds + DRAIN_MARGIN_SECONDS
@@ -248,7 +248,7 @@ class RestartPolicy:
         for entry in self.places:
             if entry.phase is Phase.WAITING:
                 entry.phase = Phase.ENDED
-        # A worker that drains for a reload would abort at another SIGTERM.
+        # A second SIGTERM would make a worker that drains for a reload abort its jobs.
         return [Terminate(place) for place in self._running() if self.places[place].kill_at is None]
 
     def stop_signal(self, now: float) -> list[Action]:
@@ -282,7 +282,7 @@ class RestartPolicy:
 
     @property
     def next_at(self) -> float | None:
-        """Return when `tick` has something to do, None if nothing is scheduled."""
+        """Return the time of the next `tick`, None if nothing is scheduled."""
         times = [entry.due_at for entry in self.places if entry.phase is Phase.WAITING]
         kills = [self.places[place].kill_at for place in self._running()]
         times += [kill_at for kill_at in kills if kill_at is not None]
@@ -298,7 +298,7 @@ class RestartPolicy:
 
     @property
     def exit_code(self) -> int:
-        """Return the code of the worker that could not start, else the highest last code."""
+        """Return the code of the worker that could not start, otherwise the highest last code."""
         if self._start_failure is not None:
             return self._start_failure
         return max((entry.code for entry in self.places), default=0)
@@ -312,14 +312,14 @@ class RestartPolicy:
         return Spawn(place)
 
     def _cannot_start(self, entry: ProcessPlace, code: int) -> bool:
-        # A worker that a signal ended, such as the kernel's when memory is short, is restarted.
+        # Restart a worker that a signal ended, such as the kernel's signal when memory is short.
         if self.burst and code > 0 and not entry.was_registered:
             return True
-        # Where another process could start, this one met an outage.
+        # If another process could start, an outage stopped this one.
         return code in CANNOT_START and not any(each.ever_registered for each in self.places)
 
     def _rate(self, entry: ProcessPlace, code: int) -> int:
-        # A process that gets SIGTERM before it has set its handlers dies of it. It owns nothing.
+        # SIGTERM kills a process that has not set its handlers yet. Such a process owns no queue.
         if code == -signal.SIGTERM and self.stop and not entry.registered:
             return 0
         return code if code >= 0 else KILLED_CODE

@@ -1,11 +1,12 @@
-"""Keep the coordinator session of a blocked process, and close those of a dead one.
+"""Keep the coordinator session of a blocked process, and close the sessions of a dead one.
 
-`SessionCloser` ends the session of a dead process. Its worker node is gone and its queues are free
-some 10 ms later, instead of a session timeout later. This is safe only if the process and its whole
-group are known to be dead: closing the session of a live worker would make two owners.
+`SessionCloser` ends the session of a dead process. About 10 ms later its worker node is gone and
+its queues are free. Otherwise this would take a session timeout. This is safe only if the process
+and its whole group are known to be dead: closing the session of a live worker would make two
+owners.
 
-`SessionKeeper` keeps the session of a process alive while its event loop is blocked, and cannot
-send heartbeats.
+`SessionKeeper` keeps the session of a process alive while its event loop is blocked and cannot send
+heartbeats.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A coordinator session of a worker: everything needed to close it."""
+    """All data needed to close a worker's coordinator session."""
 
-    # Address of its coordinator.
+    # Address of the coordinator.
     url: str
     id: int
     password: bytes
-    # Znode of its app, "" if unknown.
+    # Znode of the app, "" if unknown.
     root: str = ""
-    # As the coordinator granted it; 0 if unknown.
+    # The timeout that the coordinator granted; 0 if unknown.
     timeout_seconds: float = 0.0
     # How to connect to the coordinator.
     access: Access = field(default=ANYBODY, compare=False)
@@ -57,9 +58,9 @@ class SessionCloser(threading.Thread):
 
     It retries until the session would have timed out anyway.
 
-    :ivar finished: True when nothing is left to do; `ended` is called right after that.
+    :ivar finished: whether no work is left; `ended` is called when this becomes True.
     :param in_flight: messages whose attempt ended with the process, for the given `reason`.
-    :param after: a thread that attaches to the sessions too; it is awaited.
+    :param after: another thread that attaches to the sessions; the closer waits for its end.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class SessionCloser(threading.Thread):
 
     def _count(self, session: Session, client: Client) -> None:
         """Count the attempts that ended with the process. A failure does not stop the closing."""
-        # Before the session is closed: then the queues have other owners.
+        # Count before the close: after it, the queues have other owners.
         if not self._in_flight or not session.root:
             return
         try:
@@ -142,7 +143,7 @@ class SessionCloser(threading.Thread):
                 describe(error),
             )
             return
-        # Count each once, also if the close is repeated, and in the next session.
+        # Count each attempt once, even if the close is repeated, or for the next session.
         self._in_flight = tuple(each for each in self._in_flight if each not in counted)
         if counted:
             _log.warning(
@@ -153,7 +154,7 @@ class SessionCloser(threading.Thread):
 
 
 def prepare_closing(url: str) -> None:
-    """Import the client for a coordinator now: while closing, every millisecond counts."""
+    """Import the client for a coordinator early, because a close must not take longer."""
     connect(url)
 
 
@@ -163,9 +164,9 @@ def close_session(
     patience_seconds: float,
     before: Callable[[Session, Client], None] = lambda session, client: None,
 ) -> None:
-    """Attach to a session of a dead process and close it; its ephemeral nodes vanish at once.
+    """Attach to a dead process's session and close it, which deletes its ephemeral nodes.
 
-    :param before: called before the close. If the session has ended, the client has another one.
+    :param before: called before the close. If the session has ended, the client has a new session.
     :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
     """
     client = _attached(session, session_timeout_seconds, patience_seconds)
@@ -190,7 +191,7 @@ def _attached(session: Session, timeout_seconds: float, patience_seconds: float)
 class SessionKeeper(threading.Thread):
     """Keeps one session alive while a loop is blocked, in parallel to the parent's other work.
 
-    :ivar kept_at: clock time at which it last attached to the session.
+    :ivar kept_at: clock time at which the keeper last attached to the session.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ class SessionKeeper(threading.Thread):
         self.kept_at = 0.0
 
     def stop(self) -> None:
-        """Let the thread end; it may attach to the session until it has ended."""
+        """Ask the thread to end; until its end, the thread may attach to the session."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -238,22 +239,22 @@ class SessionKeeper(threading.Thread):
             self._stopping.wait(pause)
 
 
-# Each time, the session gets its full timeout again. This disconnects the client of the process,
-# which connects again once its loop runs. No lease becomes longer: only the process itself
-# renews its lease, when it has heard from the coordinator.
+# Each call restores the session's full timeout. It disconnects the client of the process, which
+# connects again once its loop runs. No lease becomes longer, because only the process itself renews
+# its lease, when the coordinator answers.
 def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
-    """Attach to a session and leave it again; return whether it still exists.
+    """Attach to a session and detach again; return whether the session still exists.
 
     :param note: keys for the component node of the worker.
     """
     client = _attached(session, session.timeout_seconds, session.timeout_seconds / 3)
     if client.client_id is None or client.client_id[0] != session.id:
-        client.stop()  # ends the new session that it got instead
+        client.stop()  # ends the new session that the client got instead
         client.close()
         return False
     try:
         if session.root:
-            # Without the right, the session stays open; operators only lack the note.
+            # Without the right to write the note, only the note is missing: the session stays open.
             with contextlib.suppress(NodeRefusedError):
                 note_in_component(client, Layout(session.root), note)
     finally:

@@ -1,10 +1,10 @@
 """The parent process: starts, restarts, stops and reaps worker processes.
 
-It is a plain single-threaded loop without gevent, and never imports the app: whatever the app
-does to its worker, the parent keeps running. Settings in the app's code, such as `processes`, apply
-when the first child reports them. The parent sleeps until a signal, a child's report or a due
-time. `qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.child` reaps. With
-the setting `http`, one more thread serves HTTP, with an event loop of gevent of its own.
+It is a plain single-threaded loop without gevent. It never imports the app, so a fault of the app
+cannot stop the parent. Settings in the app's code, such as `processes`, apply when the first child
+reports them. The parent sleeps until a signal, a child's report or a due time.
+`qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.child` reaps. With the
+setting `http`, a second thread serves HTTP on a separate gevent event loop.
 
 =============  ==================================================================
 signal         meaning
@@ -15,8 +15,8 @@ SIGHUP         drain, however often it arrives: a closed terminal sends it twice
 SIGCHLD        look which child has exited
 =============  ==================================================================
 
-The children of a killed parent keep running on purpose: each sees the other end of its pipe
-close, and drains.
+When the parent is killed, each child notices that its pipe has closed. The child then drains; this
+is intended.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 HTTP_CONNECTIONS = 64
-# How often files are checked. A change is reported once no file has changed for this long, because
-# an editor or a checkout writes many files.
+# How often the parent checks files. It reports a change once no file has changed for this long,
+# because an editor or a checkout writes many files.
 POLL_SECONDS = 0.3
-# After the third stop signal, how long the parent still waits until sessions are closed.
+# How long the parent waits for sessions to close after the third stop signal.
 LAST_SECONDS = 1.0
 _STATES = {Phase.RUNNING: "running", Phase.WAITING: "restarting", Phase.ENDED: "ended"}
 _STOPPING = {
@@ -79,7 +79,7 @@ _Mark = tuple[int, int, int]
 
 
 class HttpService:
-    """The HTTP server of a parent and its pages; without an address, it does nothing."""
+    """The HTTP server of a parent, with its pages; it does nothing without an address."""
 
     def __init__(self) -> None:
         self._server: WebServer | None = None
@@ -88,7 +88,7 @@ class HttpService:
     def listen(self, settings: Settings) -> None:
         """Serve at the address in the settings, unless this process already serves at one.
 
-        :raises SettingsError: it cannot listen there, or a library is missing.
+        :raises SettingsError: the server cannot listen there, or a library is missing.
         """
         if not settings.http or self._server is not None:
             return
@@ -113,7 +113,7 @@ class HttpService:
 
     @property
     def next_at(self) -> float | None:
-        """Return when to call `look` again, on `time.monotonic`; None: never."""
+        """Return the time of the next `look`, on `time.monotonic`; None for never."""
         return None if self._monitor is None else time.monotonic() + STEP_SECONDS
 
     def look(self, policy: RestartPolicy, children: Mapping[int, MonitoredChild]) -> None:
@@ -140,20 +140,20 @@ def process_name(place: int) -> str:
 
 
 class SourceWatcher:
-    """Polls the source files of the app, which its workers report; for the setting `reload`."""
+    """Polls the source files that the app's workers report; for the setting `reload`."""
 
     def __init__(self) -> None:
         self._marks: dict[str, _Mark | None] = {}
         self._changed: set[str] = set()
 
     def add(self, paths: Iterable[str]) -> None:
-        """Watch these files as well. A missing file counts as changed once it exists."""
+        """Watch additional files. A missing file counts as changed once it exists."""
         for path in paths:
             if path not in self._marks:
                 self._marks[path] = _mark(path)
 
     def look(self) -> list[str]:
-        """Return the files that have changed, once they have stopped changing."""
+        """Return the changed files once they have stopped changing."""
         now = {path: _mark(path) for path in self._marks}
         fresh = {path for path, mark in now.items() if mark != self._marks[path]}
         self._marks = now
@@ -166,7 +166,7 @@ class SourceWatcher:
 
 
 def _mark(path: str) -> _Mark | None:
-    """Return a value that changes when the file is written or replaced; None without a file."""
+    """Return a value that differs after a file is written or replaced; None without a file."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -183,13 +183,13 @@ def supervise(
 ) -> int:
     """Run `settings.processes` worker processes until they end; return the exit code.
 
-    Call it on the main thread of a process that has no other children, and then exit with the
-    code: stop signals that arrive later are ignored.
+    Call this function on the main thread of a process without other children, then exit with the
+    code. Later stop signals are ignored.
 
     :param target: the app as ``MODULE:APP``; None: the job named in the settings.
     :param argv: the command of a child, for tests; `child` is its class.
-    :returns: the code of a child that could not start, else the highest of the last codes.
-    :raises SettingsError: it cannot serve HTTP at the address in the settings.
+    :returns: the code of a child that could not start, otherwise the highest last code of a child.
+    :raises SettingsError: the parent cannot serve HTTP at the address in the settings.
     """
     logs.set_up(settings.logging)
     adopt_orphans()
@@ -248,7 +248,7 @@ class _Parent:
         try:
             yield
         finally:
-            # With its default handler, a late signal would replace the exit code of this process.
+            # With the default handler, a late signal would replace the exit code of this process.
             for number in handlers:
                 ignored = number is not signal.SIGCHLD
                 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -267,12 +267,12 @@ class _Parent:
         """Do nothing: with a handler, the signal wakes up the loop."""
 
     def _wake_up(self) -> None:
-        # Full: the loop is about to wake up anyway. Closed: it has ended.
+        # If the pipe is full, the loop is about to wake up. If it is closed, the loop has ended.
         with contextlib.suppress(OSError):
             self._wakeup_end.send(b"\0")
 
     def run(self) -> int:
-        """Run until every place has ended and the sessions of all dead children are closed."""
+        """Run until all places have ended and the sessions of all dead children are closed."""
         self._do(self._policy.start(time.monotonic()))
         while not self._is_finished():
             self.step()
@@ -345,7 +345,7 @@ class _Parent:
         self._update(place, child)
 
     def _use(self, settings: Settings) -> None:
-        """Apply the settings in force. Children import the app: they get those without its code."""
+        """Apply the settings in force. Children get the original settings and import the app."""
         before = self._in_force
         self._in_force = self._reaper.settings = settings
         if settings.logging != before.logging:
@@ -368,7 +368,7 @@ class _Parent:
             self._watcher.add(child.files)
 
     def _act_for(self, children: Iterable[tuple[int, ChildProcess]]) -> None:
-        """Perform the actions that operators requested of workers."""
+        """Perform actions on workers that operators requested."""
         for place, child in [*children]:
             while child.asked:
                 action = child.asked.pop(0)
@@ -390,7 +390,7 @@ class _Parent:
 
     def _reap(self, place: int) -> None:
         child = self._children.pop(place)
-        with contextlib.suppress(KeyError):  # it closed its end before it died
+        with contextlib.suppress(KeyError):  # the child closed its end before it died
             self._selector.unregister(child.pipe)
         code = self._reaper.reap(child, stopping=self._policy.is_stopping(place))
         self._update(place, child)
@@ -421,12 +421,12 @@ class _Parent:
                     )
 
     def _kill(self, child: ChildProcess, reason: str) -> None:
-        child.kill()  # before the line: a handler of a log_config may block
+        child.kill()  # before logging: a handler of a log_config may block
         _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
 
     def _spawn(self, place: int) -> None:
         receipts = self._reaper.left
-        # After a reload the app may be a new version, which is checked as at the first start.
+        # After a reload the app may be a new version, so check it as at the first start.
         restarted = self._policy.places[place].ever_registered and self._watcher is None
         try:
             name = process_name(place)
