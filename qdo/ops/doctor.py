@@ -502,8 +502,7 @@ class Check:
     find: Callable[[Case], Diagnosis]
     # The services that must be reachable: "coordinator", "broker", both or none.
     needs: tuple[str, ...] = ()
-    # `qdo status` and the dashboard also make this check: it is cheap, and its faults are in no
-    # queue's state.
+    # Cheap, and its faults are in no queue's state: `qdo status` and the dashboard make it, too.
     first: bool = False
 
 

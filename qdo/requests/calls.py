@@ -242,8 +242,7 @@ class RequestCalls(Sender):
         :param events: whether `then` also gets messages with the outcomes "started" and "paused".
         :param priority: 0 to 9, as in `send`. `delay_seconds` and `at` also work as in `send`.
         :param keep_seconds: how long the result can be read after the request is over.
-        :param connection: make the request only if this connection's transaction commits, as in
-            `send`.
+        :param connection: as in `send`: ask only if the transaction of this connection commits.
         :raises RequestExistsError: a request with this id has another pool or body.
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
         :raises UnsupportedError: the broker is SQS or Kinesis.
