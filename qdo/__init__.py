@@ -1,12 +1,12 @@
 """qdo distributes many ordered queues across a fleet of workers; each queue has one owner.
 
-The public names are those of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.errors`,
+Public are the names of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.errors`,
 `qdo.idempotency`, `qdo.state`, `qdo.outbox`, `qdo.ingest`, `qdo.tracing`, `qdo.testing` and
-`qdo.dashboard`, and for tools the documented names of `qdo.ops.dead_letters`,
-`qdo.coordination.client` and `qdo.coordination.queue_admin`. All other names are private, and may
-change in any version.
+`qdo.dashboard`, and for tools those that the documentation of `qdo.ops.dead_letters`,
+`qdo.coordination.client` and `qdo.coordination.queue_admin` lists. Everything else is private and
+may change in any version.
 
-Names are loaded at first use, so a program that only sends does not load the worker.
+Names are loaded at first use: a program that only sends does not load the worker.
 """
 
 from __future__ import annotations
