@@ -36,7 +36,7 @@ class RequestStore(abc.ABC):
         :param connection: store the requests if, and only if, its transaction commits, like
             `Broker.send_within`.
         :raises RequestExistsError: a request with this id has another pool or body.
-        :raises UnsupportedError: `connection` is given, and the broker is not a database of apps.
+        :raises UnsupportedError: the broker cannot join the transaction of `connection`.
         """
 
     @abc.abstractmethod

@@ -222,9 +222,9 @@ def emit_newest(
     empty: str,
     cells: Callable[[Mapping[str, Any]], Mapping[str, Any]] = same_cells,
 ) -> None:
-    """Write at most `limit` of the newest items; report on stderr if there are none, or more.
+    """Write at most `limit` of the newest items; say on stderr if there are none, or more.
 
-    :param items: the newest items, with one item above the limit if there are more.
+    :param items: up to `limit` + 1 of the newest items, so that a longer list is noticed.
     :param empty: the hint if there are no items.
     """
     if not items:

@@ -78,7 +78,7 @@ class QueueStatus:
     held: str | None = None
     # Ended messages per second, as measured by the owner; None if the owner did not report it.
     per_second: float | None = None
-    # Messages sent per second since the next message was sent; None if unknown.
+    # Mean number of messages sent per second since the oldest waiting one; None if unknown.
     sent_per_second: float | None = None
     # Duration of a message, as measured by the owner.
     message_seconds: float | None = None
@@ -233,7 +233,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
 
 
 def _sent_per_second(backlog: Backlog, age: float | None) -> float | None:
-    """Return the mean rate since the next message was sent, or in the last second if lower."""
+    """Return the mean rate since the oldest waiting message, or in the last second if lower."""
     if not backlog.count or age is None:
         return None
     return float(f"{backlog.count / max(1.0, age):.3g}")

@@ -157,7 +157,7 @@ def pause(
     With COMMAND, the pause lasts while COMMAND runs, and ends with this process. COMMAND receives
     SIGTERM if the queues may continue before it has ended. The exit code is that of COMMAND, or
     128 + N after signal N; 4 if they are not paused in time, and 5 if they may have continued too
-    early. There is no question, but globs of all queues, or of all present ones, must have --yes.
+    early. The command asks no question, but globs that match all queues need --yes.
 
     --list also names the workers that may still run messages of paused queues.
     """

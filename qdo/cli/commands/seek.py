@@ -112,8 +112,8 @@ def delete_queues(
     --with-messages. Workers may be running: the owner finishes its running job first. A message
     that is sent meanwhile is never deleted: it keeps the queue, and the command ends with an error.
     One that is sent later creates the queue again. If the command is interrupted, repeat it: a
-    queue that is only marked as deleted is not processed. Queues of SQS and shards of Kinesis are
-    deleted at AWS; this command then deletes their nodes.
+    queue that is only marked as deleted is not processed. qdo does not delete queues of SQS
+    and shards of Kinesis: once they are gone at AWS, this command deletes their nodes.
     """
     with open_for_queue(settings, queues[0]) as fleet:
         names = dict.fromkeys(queues)

@@ -67,8 +67,8 @@ def workers(names: tuple[str, ...], every: bool, form: str, settings: Settings) 
     """List the registered workers, or show everything about each NAME.
 
     QUEUES counts the queues that a worker owns, ASSIGNED those that it should own; if they differ,
-    a handover is in progress. FILTER shows the settings queues and exclude, JOBS the globs of the
-    jobs, where a worker does not take everything.
+    a handover is in progress. FILTER shows the settings queues and exclude of a worker, and
+    JOBS the globs of its jobs; both are empty for a worker that takes all queues.
 
     STATE is what the worker last reported, and REPORTED the age of that report, by this machine's
     clock. A worker reports every 10 seconds, or three times per session timeout if that is more

@@ -202,7 +202,7 @@ class Ownership(m.Machine):
             self._queues.lose_all()
 
     def gone(self) -> None:
-        """Handle a missing own node, after the end of the session or an eviction."""
+        """Handle the loss of this worker's node, after its session ended or it was evicted."""
         if not self.ended:
             self._lease.end()
             self._on_gone()

@@ -50,7 +50,7 @@ def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -
     """Return how long, in seconds, a job may block the loop before its process is killed."""
     if timeout_seconds is None:
         return PATIENCE * session_timeout_seconds
-    # The coordinator would not notice a block shorter than the session timeout, either.
+    # At least the session timeout: the coordinator does not notice a shorter block.
     return max(timeout_seconds, session_timeout_seconds)
 
 
