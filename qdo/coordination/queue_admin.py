@@ -241,7 +241,13 @@ def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
 
     :raises CorruptNodeError: the node cannot be read; a write would lose its content.
     """
-    return change_node(client, layout, queue, lambda node: _marked(queue, node, ()))
+
+    def change(node: QueueNode) -> QueueNode:
+        if node.fault is not None:
+            raise CorruptNodeError(queue=queue, reason=node.fault)
+        return replace(node, deleted=True)
+
+    return change_node(client, layout, queue, change)
 
 
 def retire(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -183,9 +183,9 @@ def failures(
             selected = selected.where(columns.queue == glob)  # one queue of many
         return selected.order_by(columns.at.desc(), columns.worker, columns.number)
 
-    rows = _rows(url, "qdo_runs", query)
-    matching = (RecordedRun(*row) for row in rows if fnmatchcase(row.queue, glob))
-    return list(islice(matching, limit))
+    with contextlib.closing(_rows(url, "qdo_runs", query)) as rows:
+        matching = (RecordedRun(*row) for row in rows if fnmatchcase(row.queue, glob))
+        return list(islice(matching, limit))
 
 
 def actions(
@@ -200,9 +200,9 @@ def actions(
         selected = selected.where(columns.app == app, columns.at >= since)
         return selected.order_by(columns.at.desc(), columns.id.desc())
 
-    rows = _rows(url, "qdo_actions", query)
-    matching = (RecordedAction(*row) for row in rows if is_selected(row.command, row.target, glob))
-    return list(islice(matching, limit))
+    with contextlib.closing(_rows(url, "qdo_actions", query)) as rows:
+        chosen = (row for row in rows if is_selected(row.command, row.target, glob))
+        return [RecordedAction(*row) for row in islice(chosen, limit)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +234,18 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 
     found: list[RecordedOwner] = []
     later: float | None = None
-    for row in _rows(url, "qdo_owners", query):
-        owner = RecordedOwner(*row)
-        # If the newest claim has no end, it is open. The process of an older claim without an end
-        # was killed or could not write the end, so the claim ended before the next claim.
-        if owner.ended is None and later is not None:
-            owner = replace(owner, why=UNKNOWN)
-        ended = owner.ended or later
-        if ended is not None and ended < since:
-            break
-        found.append(owner)
-        later = owner.claimed
+    with contextlib.closing(_rows(url, "qdo_owners", query)) as rows:
+        for row in rows:
+            owner = RecordedOwner(*row)
+            # If the newest claim has no end, it is open. The process of an older claim without an
+            # end was killed or could not write the end, so the claim ended before the next claim.
+            if owner.ended is None and later is not None:
+                owner = replace(owner, why=UNKNOWN)
+            ended = owner.ended or later
+            if ended is not None and ended < since:
+                break
+            found.append(owner)
+            later = owner.claimed
     return found
 
 
@@ -261,13 +262,16 @@ def claims(
         selected = selected.where(columns.app == app, recent)
         return selected.order_by(columns.claimed.desc(), columns.queue)
 
-    rows = _rows(url, "qdo_owners", query)
-    matching = (row for row in rows if fnmatchcase(row[0], glob))
-    return [(queue, RecordedOwner(*row)) for queue, *row in islice(matching, limit)]
+    with contextlib.closing(_rows(url, "qdo_owners", query)) as rows:
+        matching = (row for row in rows if fnmatchcase(row[0], glob))
+        return [(queue, RecordedOwner(*row)) for queue, *row in islice(matching, limit)]
 
 
-def _rows(url: str, table: str, query: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the rows of a query, which a function builds from the columns of a table."""
+def _rows(url: str, table: str, query: Callable[[Any], Any]) -> Generator[Any, None, None]:
+    """Yield the rows of a query, which a function builds from the columns of a table.
+
+    Close it if you stop early: it holds a connection of the database.
+    """
     with _opened(url, table) as connection:
         if connection is not None:
             from qdo.history.tables import METADATA

@@ -34,7 +34,7 @@ REPEAT = Backoff(0.05, 5.0)
 def sealed(sender: Sender, pool: str, value: Any) -> Content:
     """Return the stored form of a body or result, encrypted if the settings say so.
 
-    :raises BodyError: the value is neither JSON nor bytes.
+    :raises UsageError: the value is neither JSON nor bytes.
     :raises BodyLimitError: the value is larger than the setting `max_body_bytes`.
     """
     data, headers = encoded(pool, value, None)

@@ -167,7 +167,7 @@ def pause(
     if listing:
         _list(consent.form, settings)
         return 0
-    if run is not None and (not run or lasting or no_wait):
+    if run is not None and (not run or lasting is not None or no_wait):
         if not run:
             raise UsageError(reason="a COMMAND must follow `--`; without `--` the pause lasts")
         raise UsageError(reason="--for and --no-wait are for a pause without COMMAND")

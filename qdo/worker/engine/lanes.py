@@ -110,6 +110,7 @@ class Lanes:
         self._order = count()
         self._bytes = 0
         self._tip = False
+        self._wakes = 0
         self._turning = False
         self._stopping = False
         self._gate = turn.job.gate
@@ -230,6 +231,7 @@ class Lanes:
     def wake(self) -> None:
         """Check again, because there may be new messages."""
         self._tip = False
+        self._wakes += 1
         self._news.set()
 
     def notify(self) -> None:
@@ -289,13 +291,10 @@ class Lanes:
         if self._permits.held_bytes >= HELD_BYTES_IN_ALL:
             # This queue has no pending messages. It must read one, or it would make no progress.
             self._source.limit = 1
-        # Set before the fetch, which may wait for the broker. A wake during the fetch requests
-        # another fetch, because this one may have missed the new message.
-        self._tip = True
+        wakes = self._wakes
         try:
             rows: Rows = self._engine.fetcher.fetch(self._source, self._cursor)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
-            self._tip = False
             self._runner.broker_failed(self._source, UNREADABLE, error)
             return
         taken = 0
@@ -305,8 +304,8 @@ class Lanes:
             if self.progress.add(row[0]):
                 self._add(row)
         self._engine.fetcher.learn(self._source, taken, 0)
-        if taken:
-            self._tip = False
+        # The fetch may wait for the broker, and miss the message of a wake that comes meanwhile.
+        self._tip = not taken and wakes == self._wakes
 
     def _add(self, row: Row) -> None:
         key = self._spec.key_of(row)

@@ -144,7 +144,7 @@ class Outcomes:
     ) -> TurnResult:
         self._counters.attempts -= 1
         if not turn.in_force:
-            return TurnResult.ENDED
+            return self._lost(turn.slot, message, error) if turn.slot.is_pool else TurnResult.ENDED
         return self._ends(turn.slot).wait_for_key(turn, row, message, error)
 
     def _lost(self, slot: Slot, message: Message, error: BaseException) -> TurnResult:

@@ -212,13 +212,13 @@ class PoolDuty(Duty):
     def drain(self) -> None:
         """Take no more requests; running requests finish."""
         self._draining = True
-        for own, claim in self._claims.values():
+        for own, claim in list(self._claims.values()):
             claim.close()
             self._dispatcher.releasing(own, claim)
 
     def join(self, seconds: float) -> None:
         """Wait until requests that were not started are back in their pools."""
-        for own, _ in self._claims.values():
+        for own, _ in list(self._claims.values()):  # a session may end while this waits
             own.join(seconds)
 
 
