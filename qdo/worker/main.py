@@ -109,7 +109,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     try:
         return _work(settings, child, pipe)
     except QdoError as error:
-        # If nobody reads stderr, only the exit code says that a restart cannot help.
+        # A supervisor may not read stderr: the exit code tells it that a restart cannot help.
         with contextlib.suppress(OSError):
             print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
         _report_failure(settings, child, pipe, error)

@@ -412,7 +412,7 @@ class Limits:
             self._count()
 
     def leave(self, waiter: PermitWaiter) -> None:
-        """Remove a queue from the line, and give back its permits."""
+        """Remove a queue from the line, and return its permits."""
         if waiter.awaits_permit:
             waiter.awaits_permit = False
             for gate in self._gates:
