@@ -362,7 +362,7 @@ class LimitShare(m.Machine):
 
     # --- answers --------------------------------------------------------------------------
 
-    def ask(self, request: m.Request, then: m.Callback) -> None:
+    def ask(self, request: m.CoordinatorRequest, then: m.Callback) -> None:
         asked_at = self._clock()
 
         def answered(answer: m.Response) -> None:

@@ -93,7 +93,7 @@ class RetryLog:
             self._logger.info("%s answers again", self._place)
 
 
-class LogPlace(str):
+class LogSubject(str):
     """The subject of a line, as text and as fields for JSON.
 
     :ivar fields: such as ``{"worker": "worker-0000000001", "queue": "a"}``.
@@ -102,23 +102,23 @@ class LogPlace(str):
     fields: Mapping[str, object]
 
     @classmethod
-    def of(cls, text: str, **fields: object) -> LogPlace:
+    def of(cls, text: str, **fields: object) -> LogSubject:
         """Return a text with fields."""
-        place = cls(text)
-        place.fields = fields
-        return place
+        subject = cls(text)
+        subject.fields = fields
+        return subject
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """Return the worker, queue, message and fence that a line of qdo names."""
     found: dict[str, object] = {}
     arguments = iter(record.args if isinstance(record.args, tuple) else ())
-    for place in _PLACEHOLDER.finditer(record.msg if isinstance(record.msg, str) else ""):
-        value = None if place[0] == "%%" else next(arguments, None)
-        if isinstance(value, LogPlace):
+    for placeholder in _PLACEHOLDER.finditer(record.msg if isinstance(record.msg, str) else ""):
+        value = None if placeholder[0] == "%%" else next(arguments, None)
+        if isinstance(value, LogSubject):
             found.update(value.fields)
-        elif isinstance(value, str) and place[1]:
-            found.setdefault(_FIELDS[place[1]], value)
+        elif isinstance(value, str) and placeholder[1]:
+            found.setdefault(_FIELDS[placeholder[1]], value)
         elif isinstance(value, str) and _WORKER.fullmatch(value):
             found.setdefault("worker", value)
     if _Process.worker:

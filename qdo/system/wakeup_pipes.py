@@ -129,11 +129,19 @@ def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
         return
     except OSError as error:
         reason = error.strerror
-        log.warning("cannot notify listeners in %s (%s); they see the change later", folder, reason)
+        log.warning(
+            "cannot notify listeners in %s (%s); the listeners see the change at their next check",
+            folder,
+            reason,
+        )
         return
     if unreached:
         names = join_some([f"{name} ({reason})" for name, reason in unreached.items()], 3)
-        log.warning("cannot notify in %s: %s; they see the change later", folder, names)
+        log.warning(
+            "cannot notify in %s: %s; the listeners see the change at their next check",
+            folder,
+            names,
+        )
 
 
 def _notify(names: list[str], folder: int, skipped: str | None) -> dict[str, str | None]:

@@ -51,9 +51,9 @@ class Drain:
         self._member = member
         self._session_lost = session_lost
         _log.info(
-            "step 2: %s in flight may finish within %g s",
-            pluralize(len(self._dispatcher.in_flight()), "message"),
+            "step 2: waiting up to %g s for %s in flight",
             self._seconds,
+            pluralize(len(self._dispatcher.in_flight()), "message"),
         )
         if member is not None:
             member.drain()

@@ -135,7 +135,7 @@ class Commit:
     ops: tuple[Op, ...]
 
 
-Request: TypeAlias = Get | Stat | Children | Create | Commit | WatchTree | Sync
+CoordinatorRequest: TypeAlias = Get | Stat | Children | Create | Commit | WatchTree | Sync
 
 
 class CommitError(Enum):
@@ -247,9 +247,9 @@ class Machine:
     """A state machine without I/O; see the module's docstring."""
 
     def __init__(self) -> None:
-        self.outbox: deque[tuple[Request, Callback]] = deque()
+        self.outbox: deque[tuple[CoordinatorRequest, Callback]] = deque()
 
-    def ask(self, request: Request, then: Callback) -> None:
+    def ask(self, request: CoordinatorRequest, then: Callback) -> None:
         self.outbox.append((request, then))
 
     def connected(self) -> None:

@@ -122,8 +122,8 @@ class Breaker:
         self._plan(now)
         _log.error(
             "job %s: paused in this process, because its last %d attempts failed, in different"
-            " queues or keys; one message at a time is tried after %.1f s and more, and no attempt"
-            " counts: %s",
+            " queues or keys; the process tries one message at a time, first in %.1f s, and counts"
+            " no attempt: %s",
             self._job,
             self._failures,
             self._next_at - now,

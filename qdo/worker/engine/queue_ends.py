@@ -133,11 +133,11 @@ class QueueEnds(Ends):
         self._fetcher.clear(slot)
         self._observers.report(message, "block", decision.reason)
         _log.error(
-            "%s: blocked by message %s after %s; run `qdo retry-now`, `qdo skip` or"
+            "%s: message %s blocks the queue after %s; run `qdo retry-now`, `qdo skip` or"
             " `qdo dead-letters add` with %s %s: %s",
             where(slot),
             message.id,
-            pluralize(message.attempt, "attempt"),
+            pluralize(message.attempt, "failed attempt"),
             slot.queue,
             message.id,
             decision.reason,

@@ -14,7 +14,7 @@ from qdo.brokers.base import Reader
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
 from qdo.message import UNKNOWN, Origin
-from qdo.system.logs import LogPlace
+from qdo.system.logs import LogSubject
 from qdo.worker.engine.durations import Durations
 from qdo.worker.executors.base import AttemptEnded
 
@@ -236,7 +236,7 @@ class Slot:
         return f"<Slot {self.queue!r} {self.state.value}>"
 
 
-def where(slot: Slot) -> LogPlace:
+def where(slot: Slot) -> LogSubject:
     """Return the worker, queue and fence of a slot, for a log line."""
     worker = slot.member.name if slot.member is not None else "worker"
     text = f"{worker}, {'pool' if slot.is_pool else 'queue'} {slot.queue}"
@@ -246,7 +246,7 @@ def where(slot: Slot) -> LogPlace:
     if slot.claim is not None:
         fields["fence"] = slot.claim.fence
         text = f"{text}, fence {slot.claim.fence}"
-    return LogPlace.of(text, **fields)
+    return LogSubject.of(text, **fields)
 
 
 def apply_decisions(

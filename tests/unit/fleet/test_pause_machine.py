@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from qdo.coordination.protocol.machine import NodeMissing, NodeRead, Request, Response, Stat
+from qdo.coordination.protocol.machine import (
+    CoordinatorRequest,
+    NodeMissing,
+    NodeRead,
+    Response,
+    Stat,
+)
 from qdo.fleet.pause_machine import Pause, PauseNode, PauseWatch
 from tests.support.fakes.one_node import OneNode, OneNodeSession
 
@@ -147,7 +153,7 @@ class HeldSession(OneNodeSession):
         self._watched: set[str] = set()
         super().__init__(world, PAUSES, machine)
 
-    def perform(self, request: Request) -> Response:
+    def perform(self, request: CoordinatorRequest) -> Response:
         if not isinstance(request, Stat):
             return super().perform(request)
         if not self._makers[request.path]:

@@ -137,7 +137,11 @@ def test_a_record_in_json_has_the_fields_of_a_line(stream: io.StringIO):
         ("queue %s: 100%% of %d", ("a", 5), {"queue": "a"}),
         ("%d of queue %s, message %s", (1, "a", "m"), {"queue": "a", "message_id": "m"}),
         ("%.2f s: message %s of queue %s", (0.5, "m", "a"), {"queue": "a", "message_id": "m"}),
-        ("%s: message %s", (log.LogPlace.of("w, queue q", queue="q", fence=9), "m"), {"fence": 9}),
+        (
+            "%s: message %s",
+            (log.LogSubject.of("w, queue q", queue="q", fence=9), "m"),
+            {"fence": 9},
+        ),
         ("%d queues, %d messages", (1, 2), {}),
         ("no arguments %s", (), {}),
     ],
