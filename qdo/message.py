@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from qdo.encoding import DUE, ID, SENT, stored_time
 from qdo.positions import IdScheme, message_id, time_of_position
@@ -25,6 +25,16 @@ PRIORITY = "qdo-priority"
 # The share of its timeout after which a job should stop.
 STOPPING_SHARE = 0.9
 _NO_HEADERS: Mapping[str, str] = {}
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # The type of a message's body. Python's own TypeVar has defaults from 3.13 on.
+    Body = TypeVar("Body", default=Any)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")
 
 
 def priority_of(headers: Mapping[str, Any]) -> int:
@@ -52,8 +62,10 @@ class Origin:
 UNKNOWN = Origin()
 
 
-class Message:
+class Message(Generic[Body]):
     """One item of a queue, as delivered to a job.
+
+    ``qdo.Message[OrderPlaced]`` is a message whose body has this type.
 
     :ivar body: the decoded JSON value, or bytes where bytes were sent.
     :ivar key: key from the sender, or None.
@@ -88,7 +100,7 @@ class Message:
         self,
         queue: str,
         position: int,
-        body: Any,
+        body: Body,
         key: str | None = None,
         headers: Mapping[str, str] = _NO_HEADERS,
         fence: int = 0,
@@ -205,7 +217,7 @@ class Message:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"
 
 
-class Batch(list[Message]):
+class Batch(list[Message[Body]], Generic[Body]):
     """Messages of one queue in their order, as delivered to a job that takes batches.
 
     The batch has the attributes that all its messages share; `id`, `position` and `attempt` are

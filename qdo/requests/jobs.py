@@ -19,7 +19,7 @@ from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
-from qdo.message import Message
+from qdo.message import Body, Message
 from qdo.outcomes import DeadLetter, Retry
 from qdo.requests.replies import end_request, reply_messages, store_end, until_answered
 from qdo.system.clock import clock
@@ -41,7 +41,7 @@ MOST_NOTE = 200
 ENDED = object()
 
 
-class Request(Message):
+class Request(Message[Body]):
     """A request for the job of its pool; its `body` has the parameters.
 
     Its methods wait for the broker: ``async def`` jobs call them with `asyncio.to_thread`.
