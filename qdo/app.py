@@ -29,11 +29,10 @@ from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.retry import Policy
 from qdo.operators import OperatorCalls
 from qdo.requests.calls import RequestCalls
+from qdo.system.twins import AsyncBlock, twin, warn_if_blocking
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitAsk
@@ -197,7 +196,10 @@ class App(OperatorCalls, RequestCalls):
         For web servers and other senders. It opens a connection to the coordinator, which locks use
         as well. A forked child must register itself.
         """
+        warn_if_blocking()
         self._registration.get()
+
+    aregister = twin(register)
 
     @property
     def live(self) -> Settings:
@@ -227,8 +229,10 @@ class App(OperatorCalls, RequestCalls):
         shared: bool = False,
         reason: str = "",
         timeout_seconds: float | None = None,
-    ) -> AbstractContextManager[HeldLock]:
+    ) -> AsyncBlock[HeldLock]:
         """Hold a lock of the app during a ``with`` block; one process at a time holds it.
+
+        A coroutine writes ``async with``.
 
         >>> with app.lock("report", reason="monthly report") as lock:
         ...     lock.valid
@@ -242,7 +246,8 @@ class App(OperatorCalls, RequestCalls):
         """
         from qdo.fleet.locks import held_lock
 
-        return held_lock(self._locks.get, name, shared, reason, timeout_seconds)
+        lock = held_lock(self._locks.get, name, shared, reason, timeout_seconds)
+        return AsyncBlock("app.lock", lock)
 
     def limit(
         self,
@@ -252,6 +257,8 @@ class App(OperatorCalls, RequestCalls):
         timeout_seconds: float | None = None,
     ) -> PermitAsk:
         """Hold a permit of each limit during a ``with`` block, or `try_acquire` the permits.
+
+        A coroutine writes ``async with``, or awaits `atry_acquire`.
 
         >>> with app.limit("crm", timeout_seconds=5):
         ...     print("call the CRM")
@@ -281,8 +288,10 @@ class App(OperatorCalls, RequestCalls):
 
     def exclusive(
         self, *queues: str, reason: str = "", timeout_seconds: float = 60.0
-    ) -> AbstractContextManager[Section]:
+    ) -> AsyncBlock[Section]:
         """Pause queues in the whole fleet during a ``with`` block.
+
+        A coroutine writes ``async with``.
 
         The block begins once no message of these queues is in flight anywhere. The pause ends with
         the block or with this process.
@@ -299,7 +308,8 @@ class App(OperatorCalls, RequestCalls):
         """
         from qdo.fleet.locks import held_section
 
-        return held_section(self._locks.get, queues, reason, timeout_seconds)
+        section = held_section(self._locks.get, queues, reason, timeout_seconds)
+        return AsyncBlock("app.exclusive", section)
 
     @contextlib.contextmanager
     def override_coordinator(

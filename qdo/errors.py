@@ -54,6 +54,15 @@ class QdoError(Exception):
         return _rebuild, (type(self), self.details)
 
 
+class BlockedLoopWarning(RuntimeWarning):
+    """A call of qdo that waits was made on a thread whose asyncio loop runs.
+
+    The call works, but all other coroutines of the thread wait for it. Python shows the warning
+    once for each line. ``warnings.simplefilter("error", qdo.errors.BlockedLoopWarning)`` makes it
+    an error.
+    """
+
+
 def _rebuild(kind: type[QdoError], details: dict[str, Any]) -> QdoError:
     return kind(**details)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from qdo.errors import UsageError
 from qdo.queues import check_queue_name
 from qdo.sending.sender import Sender
+from qdo.system.twins import twin, warn_if_blocking
 
 if TYPE_CHECKING:
     from qdo.coordination.client import Client
@@ -160,11 +161,14 @@ class OperatorCalls(Sender):
         """
         from qdo.ops.cancel import check_outcomes
 
+        warn_if_blocking()
         if not ids:
             raise UsageError(reason="cancel must name messages, got no id")
         done = self._act(lambda each: each.cancel(queue, ids, reason, timeout_seconds))
         check_outcomes(queue, done)
         return {each.name: each.outcome for each in done}
+
+    acancel = twin(cancel)
 
     def peek(self, queue: str, *, kind: Kind | None = None, limit: int = 10) -> list[PeekedMessage]:
         """Return messages of a queue that are not done, as `qdo peek` shows them.
@@ -184,6 +188,7 @@ class OperatorCalls(Sender):
         from qdo.ops.peek import KINDS, MOST
         from qdo.settings.vaults import vault_of
 
+        warn_if_blocking()
         if kind is not None and kind not in KINDS:
             raise UsageError(reason=f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         if not 0 < limit <= MOST:
@@ -199,6 +204,8 @@ class OperatorCalls(Sender):
 
         return list(map(opened, self._act(lambda each: each.peek(queue, kinds, limit))))
 
+    apeek = twin(peek)
+
     def owner(self, queue: str) -> Owner | None:
         """Return the worker that owns a queue now; None without an owner, as for a new queue.
 
@@ -209,8 +216,11 @@ class OperatorCalls(Sender):
         It reads two nodes of the coordinator. The queue may move to another worker before the
         caller contacts this owner. A pool never has an owner.
         """
+        warn_if_blocking()
         name = check_queue_name(queue)
         return self._act(lambda each: each.owner(name))
+
+    aowner = twin(owner)
 
     def stream(self, name: str, *, shards: int = 4) -> Stream:
         """Return a stream: queues that divide the range of keys, and can be split at any time.
@@ -249,8 +259,11 @@ class OperatorCalls(Sender):
         """
         from qdo.fleet.pauses import new_pause
 
+        warn_if_blocking()
         pause = new_pause(queues, reason, seconds)
         self._act(lambda each: each.pause(pause, allow_none, timeout_seconds))
+
+    apause = twin(pause, alone=True)
 
     def resume(self, *queues: str, reason: str = "") -> None:
         """Resume queues that `pause` or `qdo pause` has paused, like `qdo resume`.
@@ -258,9 +271,12 @@ class OperatorCalls(Sender):
         :param queues: the same globs as for `pause`.
         :raises NotFoundError: one of the globs is not paused.
         """
+        warn_if_blocking()
         if not queues:
             raise UsageError(reason="resume must name queues, got no glob")
         self._act(lambda each: each.resume(queues, reason))
+
+    aresume = twin(resume)
 
     def retry_now(
         self, queue: str, *ids: str, every: bool = False, reason: str = ""
@@ -274,9 +290,12 @@ class OperatorCalls(Sender):
         :raises NotFailingError: a given message does not fail, or no message fails; nothing is
             changed.
         """
+        warn_if_blocking()
         if ids and every:
             raise UsageError(reason="give ids or every=True, not both")
         return self._act(lambda each: each.decide(queue, "retry", ids, every, reason))
+
+    aretry_now = twin(retry_now)
 
     def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
         """Skip messages that fail, run or block a queue, like `qdo skip`; they never run again.
@@ -284,9 +303,12 @@ class OperatorCalls(Sender):
         The worker ends a running attempt. Parameters, result and errors are the same as for
         `retry_now`.
         """
+        warn_if_blocking()
         if not ids:
             raise UsageError(reason="skip must name messages, got no id")
         return self._act(lambda each: each.decide(queue, "skip", ids, False, reason))
+
+    askip = twin(skip)
 
     def _act(self, act: Callable[[OperatorService], _Result]) -> _Result:
         from qdo.ops.fleet import Fleet

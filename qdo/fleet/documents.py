@@ -43,6 +43,7 @@ from qdo.fleet.folder_view import MAX_BYTES, MAX_NODES, CopiedNode, FolderView
 from qdo.fleet.names import checked_name
 from qdo.system.clock import checked_timeout
 from qdo.system.home_loop import at_home
+from qdo.system.twins import twin, warn_if_blocking
 
 _log = logging.getLogger(__name__)
 
@@ -253,12 +254,15 @@ class Documents(Mapping[str, Any]):
             call.
         :raises StaleCopyError: the copy is not new enough in time.
         """
+        warn_if_blocking()
         limit = checked_timeout(timeout_seconds)
         view = self._current()
         is_new = ltime is not None and view.ltime >= ltime
         if not is_new and not self._store().fresh(view, ltime, limit):
             raise StaleCopyError(what=f"documents {self.name!r}", seconds=limit)
         return view.ltime
+
+    afresh = twin(fresh)
 
     def on_change(self, function: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
         """Call a function with name and value of each changed document; None if it was deleted.
@@ -287,9 +291,12 @@ class Documents(Mapping[str, Any]):
         :raises CoordinatorUnreachableError: the coordinator does not respond; the write may still
             take effect later.
         """
+        warn_if_blocking()
         # Without a condition, the write needs neither a version nor an earlier read.
         blind = m.NodeRead(b"", m.ANY_VERSION) if if_version == ANY else None
         return self._write(name, lambda node: value, if_version, blind)
+
+    aput = twin(put)
 
     def change(self, name: str, function: Callable[[Any], Any]) -> int:
         """Replace the value of a document by the result of a function; return its time.
@@ -300,10 +307,14 @@ class Documents(Mapping[str, Any]):
         :raises: as `put`, and the errors of the function.
         """
 
+        warn_if_blocking()
+
         def changed(node: Node) -> Any:
             return function(_value_of(name, node) if isinstance(node, m.NodeRead) else None)
 
         return self._write(name, changed, ANY)
+
+    achange = twin(change)
 
     def delete(self, name: str, *, if_version: int = ANY) -> None:
         """Delete a document.
@@ -311,6 +322,7 @@ class Documents(Mapping[str, Any]):
         :raises NotFoundError: there is no such document.
         :raises: as `put`.
         """
+        warn_if_blocking()
         path = self._path(name)
         tried = False
 
@@ -325,6 +337,8 @@ class Documents(Mapping[str, Any]):
             return [m.DeleteOp(path, node.version)]
 
         self._store().perform(self.name, name, decide, lambda node: False, None)
+
+    adelete = twin(delete)
 
     def _write(
         self,

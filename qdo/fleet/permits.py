@@ -28,6 +28,7 @@ from qdo.fleet.names import checked_name
 from qdo.fleet.shares import LimitShare
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
+from qdo.system.twins import AsyncEntry, twin, warn_if_blocking
 
 # How long `try_acquire` waits for a share, once the coordinator knows that this process wants one.
 # Before that, it waits as long as for a registration, because a slow answer is not a refusal.
@@ -36,7 +37,7 @@ TRY_SECONDS = 0.5
 REGISTER_SECONDS = 15.0
 
 
-class HeldPermit:
+class HeldPermit(AsyncEntry["HeldPermit"]):
     """Permits of one or more limits, until `release` or the end of a ``with`` block."""
 
     def __init__(self, names: Sequence[str], is_valid: Callable[[], bool], held: ExitStack) -> None:
@@ -57,8 +58,11 @@ class HeldPermit:
 
     def release(self) -> None:
         """Return the permits; idempotent."""
+        warn_if_blocking()
         self._is_released = True
         self._held.close()
+
+    arelease = twin(release)
 
     def __enter__(self) -> HeldPermit:
         return self
@@ -80,7 +84,7 @@ class PermitService(Protocol):
         """
 
 
-class PermitAsk:
+class PermitAsk(AsyncEntry[HeldPermit]):
     """The result of `App.limit`: permits for a ``with`` block, or one try."""
 
     def __init__(
@@ -102,8 +106,11 @@ class PermitAsk:
 
         :raises LimitNotFoundError: the limit does not exist.
         """
+        warn_if_blocking()
         held = self._acquire(TRY_SECONDS)
         return held if isinstance(held, HeldPermit) else None
+
+    atry_acquire = twin(try_acquire)
 
     def _acquire(self, timeout_seconds: float | None) -> HeldPermit | str:
         """Return permits, or the name of a limit without a permit in time."""
@@ -125,6 +132,7 @@ class PermitAsk:
             return HeldPermit(self._names, lambda: service.valid, stack.pop_all())
 
     def __enter__(self) -> HeldPermit:
+        warn_if_blocking("app.limit")
         # A timeout of 0 requests only free permits, but the answer takes a moment.
         held = self._acquire(None if self._timeout is None else max(self._timeout, TRY_SECONDS))
         if not isinstance(held, HeldPermit):

@@ -30,6 +30,7 @@ from qdo.requests.replies import end_request, opened
 from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
 from qdo.sending.sender import Sender
 from qdo.sending.streams import Stream
+from qdo.system.twins import in_thread, twin, warn_if_blocking
 from qdo.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -78,7 +79,12 @@ class Handle:
     @property
     def state(self) -> str:
         """The current state: "waiting", "running", "paused" or "over"."""
+        warn_if_blocking()
         return STATES[self._record().state]
+
+    async def astate(self) -> str:
+        """Return `state`, without blocking the loop of the coroutine."""
+        return await in_thread(lambda: self.state)
 
     @property
     def progress(self) -> str | None:
@@ -86,7 +92,12 @@ class Handle:
 
         A share is a text such as "50%". Once the request is done, the value is None again.
         """
+        warn_if_blocking()
         return self._record().note
+
+    async def aprogress(self) -> str | None:
+        """Return `progress`, without blocking the loop of the coroutine."""
+        return await in_thread(lambda: self.progress)
 
     def result(self, timeout_seconds: float | None = None) -> Any:
         """Wait until the request is over, and return its job's result: JSON or bytes.
@@ -103,6 +114,7 @@ class Handle:
         :raises RequestTimeoutError: the request is not over in time.
         :raises UnreachableError: the broker cannot be reached; `result` can be called again.
         """
+        warn_if_blocking()
         patience = _Patience(self.id, timeout_seconds)
         while (record := self._record()).state != OVER:
             time.sleep(patience.pause(record.state))
@@ -125,6 +137,7 @@ class Handle:
 
         :param reason: text for the error of the request, and for the message of `then`.
         """
+        warn_if_blocking()
         if not isinstance(reason, str):
             raise _invalid("reason", "text", reason)
         error = printable(one_line(reason))
@@ -140,6 +153,8 @@ class Handle:
                 return True
         return record.outcome == "cancelled"
 
+    acancel = twin(cancel)
+
     def resume(self, value: Any = None) -> None:
         """Let a paused request continue: `pause` in its job returns the value.
 
@@ -147,6 +162,7 @@ class Handle:
         :raises RequestStateError: the request is not paused, was already answered, is being
             cancelled, or its job now asks another question. `details` has its `note`.
         """
+        warn_if_blocking()
         mark = _small_json("the value of resume", {"resume": value})
         record = self._record()
         if record.asks and self._store.mark(self.id, mark, record.mark):
@@ -161,6 +177,8 @@ class Handle:
         else:
             state = "answered already" if record.state == PAUSED else STATES[record.state]
         raise RequestStateError(id=self.id, expected=expected, state=state, note=record.note)
+
+    aresume = twin(resume)
 
     @property
     def _store(self) -> RequestStore:
@@ -232,7 +250,6 @@ class RequestCalls(Sender):
         >>> app.request("invoice", {"order": 17}, id="17/invoice", then="order-17")
         <Handle of request '17/invoice'>
 
-        :param body: as in `send`.
         :param id: 1 to 200 characters; by default a random id. If a request with this id, pool and
             body exists, the call stores nothing and returns the handle of the existing request.
         :param then: a queue or stream that gets a message with the outcome: `request`, `pool`,
@@ -240,13 +257,14 @@ class RequestCalls(Sender):
         :param key: the key of the message to `then`.
         :param tag: further keys for the body of the message to `then`.
         :param events: whether `then` also gets messages with the outcomes "started" and "paused".
-        :param priority: 0 to 9, as in `send`. `delay_seconds` and `at` also work as in `send`.
+        :param priority: 0 to 9. `body`, `priority`, `delay_seconds` and `at` are as in `send`.
         :param keep_seconds: how long the result can be read after the request is over.
         :param connection: as in `send`: ask only if the transaction of this connection commits.
         :raises RequestExistsError: a request with this id has another pool or body.
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
         :raises UnsupportedError: the broker is SQS or Kinesis.
         """
+        warn_if_blocking(within=connection)
         terms = RequestTerms(
             pool,
             body,
@@ -260,7 +278,9 @@ class RequestCalls(Sender):
             at=at,
             keep_seconds=keep_seconds,
         )
-        return self.request_many([terms], connection=connection)[0]
+        return self._ask([terms], connection)[0]
+
+    arequest = twin(request)
 
     def request_many(
         self, requests: Iterable[RequestTerms | Mapping[str, Any]], *, connection: Any = None
@@ -270,6 +290,14 @@ class RequestCalls(Sender):
         :param requests: dicts with the parameters of `request`.
         :param connection: as in `request`.
         """
+        warn_if_blocking(within=connection)
+        return self._ask(requests, connection)
+
+    arequest_many = twin(request_many)
+
+    def _ask(
+        self, requests: Iterable[RequestTerms | Mapping[str, Any]], connection: Any
+    ) -> list[Handle]:
         terms = [_terms_of(each) for each in requests]
         plain = [_plain(each) for each in terms]
         new = [
@@ -279,12 +307,6 @@ class RequestCalls(Sender):
         if new:
             self.broker.requests.ask(new, connection)
         return [Handle(self, each.id) for each in new]
-
-    async def arequest(self, pool: str, body: Any, **terms: Any) -> Handle:
-        """Ask like `request`, from a coroutine, without blocking its loop."""
-        import asyncio
-
-        return await asyncio.to_thread(self.request, pool, body, **terms)
 
     def handle(self, id: str) -> Handle:
         """Return the handle of a request that was made elsewhere or earlier."""

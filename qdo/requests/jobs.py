@@ -24,6 +24,7 @@ from qdo.outcomes import DeadLetter, Retry
 from qdo.requests.replies import end_request, reply_messages, store_end, until_answered
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
+from qdo.system.twins import twin, warn_if_blocking
 from qdo.text import describe
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ ENDED = object()
 class Request(Message[Body]):
     """A request for the job of its pool; its `body` has the parameters.
 
-    Its methods wait for the broker: ``async def`` jobs call them with `asyncio.to_thread`.
+    Its methods wait for the broker: ``async def`` jobs await `aprogress` and `apause`.
     """
 
     __slots__ = ("_app", "_noted_at", "_take")
@@ -82,6 +83,7 @@ class Request(Message[Body]):
 
         >>> request.progress(0.5)
         """
+        warn_if_blocking()
         if isinstance(progress, str):
             note = progress[:MOST_NOTE]
         elif type(progress) in (int, float) and 0 <= progress <= 1:
@@ -98,6 +100,8 @@ class Request(Message[Body]):
             except UnreachableError as error:
                 _log.debug("the progress of request %s is not shown: %s", self.id, error)
 
+    aprogress = twin(progress)
+
     def pause(self, note: str = "") -> Any:
         """Wait for `Handle.resume` or ``qdo requests resume``; return the value given there.
 
@@ -106,6 +110,7 @@ class Request(Message[Body]):
 
         :raises RequestCancelledError: the request was cancelled.
         """
+        warn_if_blocking()
         store = self._app.broker.requests
         self._tell("paused", PAUSED, note[:MOST_NOTE])
         while True:
@@ -127,6 +132,8 @@ class Request(Message[Body]):
             if SIGN.draining() or (self.stopping and SIGN.leased()):
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
+
+    apause = twin(pause, alone=True)
 
     def _replies(self, outcome: str, result: Any = None) -> list[Outgoing]:
         reply = self.headers.get("qdo-reply")

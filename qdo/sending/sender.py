@@ -26,6 +26,7 @@ from qdo.settings.settings import Settings, check_names, code_origin
 from qdo.settings.sources import load
 from qdo.system.home_loop import at_home
 from qdo.system.per_process import PerProcess
+from qdo.system.twins import twin, warn_if_blocking
 
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
@@ -136,8 +137,9 @@ class Sender:
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
+        warn_if_blocking(within=connection)
         message = NewMessage(queue, body, key, headers, **options)
-        return self.send_many([message], connection=connection)[0]
+        return self._store([outgoing_of(message, None)], connection)[0]
 
     def send_many(
         self,
@@ -154,6 +156,7 @@ class Sender:
         :param once: as in `send`, for all messages without a separate `once`.
         :param connection: as in `send`.
         """
+        warn_if_blocking(within=connection)
         return self._store((outgoing_of(each, once) for each in messages), connection)
 
     def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:
@@ -213,6 +216,8 @@ class Sender:
         checked: list[Outgoing] = []
         try:
             checked.extend(messages)
+            if not self._broker.is_open():
+                await self.aopen()
             return await self.broker.asend_many(self.ready(checked))
         except BaseException:
             release_numbers(checked)
@@ -310,12 +315,32 @@ class Sender:
             finally:
                 self._settings = kept
 
+    def open(self) -> None:
+        """Open the broker now, so that the first send does not wait for it.
+
+        :raises UnreachableError: the broker cannot be reached.
+        """
+        warn_if_blocking()
+        self._broker.get()
+
+    aopen = twin(open)
+
     def close(self) -> None:
         """Close the broker; the next send opens it again."""
+        warn_if_blocking()
         self._broker.close()
+
+    aclose = twin(close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        await self.aopen()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()

@@ -13,6 +13,7 @@ from qdo.encoding import is_utf8
 from qdo.errors import UsageError
 from qdo.message import Message
 from qdo.sending.messages import MAX_KEY, MessageOptions, NewMessage, build_outgoing, check_key
+from qdo.system.twins import twin, warn_if_blocking
 
 if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
@@ -76,6 +77,7 @@ class Stream:
             `priority`, as in `App.send`.
         :raises UnsupportedError: the broker does not support streams.
         """
+        warn_if_blocking(within=connection)
         message = self._message({"key": key, "body": body, "headers": headers, **options})
         return self._app._store([_outgoing(message, self._read())], connection)[0]
 
@@ -91,6 +93,7 @@ class Stream:
         :param messages: tuples ``(key, body)`` or ``(key, body, headers)``, or dicts with the
             parameters of `send`; messages with the same key keep their order.
         """
+        warn_if_blocking(within=connection)
         return self._app._store(self._many(messages, once), connection)
 
     async def asend(
@@ -118,8 +121,11 @@ class Stream:
 
     def queue(self, key: str) -> str:
         """Return the queue that now gets the messages of a key, according to the broker."""
+        warn_if_blocking()
         self._map = None
         return self._queue_of(key)
+
+    aqueue = twin(queue)
 
     def _queue_of(self, key: Any) -> str:
         check_stream_key(key)
@@ -127,7 +133,10 @@ class Stream:
 
     def owner(self, key: str) -> Owner | None:
         """Return the worker that now owns the queue of a key, like `App.owner`."""
+        warn_if_blocking()
         return self._owner(self.queue(key))
+
+    aowner = twin(owner)
 
     def _read(self) -> ShardMap:
         """Return the map; read it again if it is old. The first use creates the stream."""

@@ -55,6 +55,13 @@ class PerProcess(Generic[_Held]):
             return self._run(self._get)
         return held
 
+    def is_open(self) -> bool:
+        """Return whether `get` returns at once, without opening the object."""
+        if self._stand_in is not None:
+            return True
+        held = self._held
+        return held is not None and self._pid == os.getpid() and not self._over(held)
+
     def _get(self) -> _Held:
         with self.locked() as held:
             return held

@@ -278,7 +278,7 @@ def test_errors_reach_the_coroutine(app: App) -> None:
         with pytest.raises(MessageTooLargeError):
             await app.asend("q", b"x" * ((64 << 20) + 1))
         broker = app.broker
-        app.close()
+        await app.aclose()
         with pytest.raises(UsageError, match="closed"):
             await broker.asend_many([build_outgoing(NewMessage("q", 1))])
 
