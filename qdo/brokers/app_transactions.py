@@ -1,4 +1,4 @@
-"""Execute statements in a transaction of an app, through psycopg or SQLAlchemy."""
+"""Execute statements in an app's transaction, through psycopg or SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
 def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     """Return the function that executes statements in a transaction, and psycopg's connection.
 
-    :raises UsageError: the connection is neither from psycopg nor from SQLAlchemy with psycopg. Or
-        its transaction will be prepared, which PostgreSQL refuses after the notification that a
-        message needs.
+    :raises UsageError: the connection is neither from psycopg nor from SQLAlchemy with psycopg, or
+        it is in a two-phase commit. PostgreSQL cannot prepare a transaction that sends
+        notifications.
     """
     if isinstance(connection, psycopg.Connection):
         _check_one_phase(connection)

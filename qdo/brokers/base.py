@@ -1,11 +1,11 @@
 """The interface of every broker: capabilities, readers, subscriptions, delayed messages.
 
-There are two families of brokers: logs (resume at a position) and mailboxes (acknowledge by
-deleting). The engine treats a mailbox as a log of the messages that it holds, in the order of
-receipt. `Subscription` is the interface of mailboxes and of every other broker that must be polled.
+There are two families of brokers. A log lets a worker resume at a position; a mailbox lets it
+acknowledge by deleting. The engine treats a mailbox as a log of the held messages, in the order of
+receipt. `Subscription` is the interface of every broker that a worker must poll, such as a mailbox.
 
-If a recorded position lies in the future, another program wrote it. A worker that trusted it would
-skip all messages that are sent before that time.
+If a recorded position lies in the future, another program wrote it. A worker that trusted this
+position would skip all messages that are sent before its time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qdo.positions import TIME_POSITIONS, Positions, format_position, position_n
 if TYPE_CHECKING:
     from qdo.coordination.znodes.queue_node import FailureRecord
 
-# Prefix of the id of an open poll. The receipt store keeps these ids with the receipts.
+# The prefix of an open poll's id. The receipt store keeps the ids of polls with the receipts.
 OPEN_POLL = "poll "
-# Remedies in errors, for callers of `App.send` and of ``qdo send``.
+# Remedies that errors give to callers of `App.send` and ``qdo send``.
 REFERENCE = "store it elsewhere and send a reference"
 NO_DELAY = "send without delay_seconds and at (--delay, --at)"
 NO_DEDUP = "send without dedup_key (--dedup-key)"
@@ -50,42 +50,42 @@ class Reader(Protocol):
     """Reads one queue for its owner, in order, starting after a position."""
 
     def fetch(self, limit: int) -> Sequence[tuple[int, bytes, str | None, str | None]]:
-        """Return at most `limit` of the next rows; an empty sequence at the tip of the queue."""
+        """Return the next rows, at most `limit`; an empty sequence at the tip of the queue."""
 
 
 class Subscription(abc.ABC):
-    """The messages of a queue whose broker must be polled, for the owner of the queue.
+    """Gives the messages of a queue to its owner, if workers must poll the broker.
 
-    The owner opens it when its claim begins, and closes it when the last job of the claim has
-    ended. No method waits for the broker. Greenlets of the broker make the calls, and wake
+    The owner opens the subscription when its claim begins, and closes it when the claim's last job
+    has ended. No method waits for the broker. Greenlets of the broker make the calls, and wake
     listeners (`Broker.listen`) when there are new messages to fetch.
 
-    :ivar end: the position of the end of a queue that receives no more messages. None while more
-        may arrive, and until the owner has fetched all messages.
-    :ivar fetched_through: a position after all fetched messages and before all later ones, for the
-        owner to record although no message has this position; None: no such position. `last`
-        follows it, even in a queue without messages. It rarely changes, because each change is a
-        write.
+    :ivar end: the position of the end of a queue that receives no more messages. None while
+        messages may still arrive, and until the owner has fetched all messages.
+    :ivar fetched_through: a position after all fetched messages and before all later messages. No
+        message has this position, but the owner records it as `last`, even in a queue without
+        messages. Each change costs a write, so the position rarely changes. None: there is no such
+        position.
     """
 
     end: int | None = None
     fetched_through: int | None = None
-    # Whether jobs may start; the engine sets it. It returns False while the queue is blocked, and
-    # after the lease, when another worker may own the queue. Meanwhile a mailbox must not receive
-    # messages that another owner could receive.
+    # Returns whether jobs may start; set by the engine. False while the queue is blocked, and after
+    # the lease, when another worker may own the queue. While it returns False, a mailbox must not
+    # receive messages that another owner could receive.
     may_start: Callable[[], bool] = staticmethod(lambda: True)
-    # Called when `unconfirmed` has become empty; the engine sets it, and records the change.
+    # The broker calls it when `unconfirmed` becomes empty. The engine sets it to record the change.
     on_confirmed: Callable[[], None] = staticmethod(lambda: None)
     # Returns the positions of the messages whose jobs are running; the engine sets it.
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
 
     @abc.abstractmethod
     def reader(self, after: int) -> Reader:
-        """Return a reader of the messages after a position; `fetch` returns received messages.
+        """Return a reader of the messages after a position; its `fetch` returns received messages.
 
         A fetch that takes the last received message starts the next poll. Without fetches there are
-        no polls. The rows may be an iterator with a `length_hint`, which skips messages that were
-        lost in the meantime.
+        no polls. The rows may be an iterator with a `length_hint`. The iterator skips messages that
+        the owner lost after the fetch.
         """
 
     @abc.abstractmethod
@@ -93,7 +93,7 @@ class Subscription(abc.ABC):
         """Return whether the last poll found no more messages."""
 
     def behind_seconds(self) -> float | None:
-        """Return the age of the first unfinished message, 0 at the tip, None if unknown."""
+        """Return the age of the first unfinished message; 0 at the tip, None if it is unknown."""
         return None
 
     def done(self, position: int) -> None:  # noqa: B027 - logs have nothing to acknowledge
@@ -111,17 +111,17 @@ class Subscription(abc.ABC):
         return None
 
     def has_followers(self) -> bool:
-        """Return whether the broker has more messages, which it returns after the fetched ones.
+        """Return whether the broker has more messages after the fetched messages.
 
-        If so, a wait for more messages before a job begins only delays the job.
+        If it has, waiting for more messages before a job begins only delays the job.
         """
         return False
 
     def unconfirmed(self) -> tuple[str, ...]:
-        """Return the names of done messages that an owner may still receive again.
+        """Return the names of done messages that the broker may still deliver again.
 
         The queue node records the names. A later owner acknowledges these messages without
-        processing.
+        processing them.
         """
         return ()
 
@@ -135,7 +135,7 @@ class Subscription(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
-    """A message that is not due yet, or that no listener has moved into its queue yet."""
+    """A message that is not due yet, or that is due but not yet in its queue."""
 
     # The number of the message, which is unique within the broker.
     number: int
@@ -154,7 +154,7 @@ class DelayedMessages:
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
     ) -> list[DelayedMessage]:
-        """Return the delayed messages of a queue, or those with `ids`; the next due comes first."""
+        """Return the delayed messages of a queue, or only those in `ids`, in order of due time."""
         return []
 
     def numbers(self, queue: str) -> list[int]:
@@ -162,16 +162,16 @@ class DelayedMessages:
         return []
 
     def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
-        """Delete delayed messages; return the numbers of those that were still delayed.
+        """Delete delayed messages; return the numbers of the deleted messages.
 
-        The broker either moves a message into its queue or deletes it, never both.
+        A message that the broker has already moved into its queue is not deleted.
         """
         return set()
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The features of a kind of broker; a starting worker rejects jobs that need others."""
+    """The features of a kind of broker; a starting worker rejects jobs that need other features."""
 
     ordered: bool
     seekable: bool
@@ -180,9 +180,9 @@ class Capabilities:
     peek: bool
     max_body_bytes: int
     dedup: bool = False
-    # The window of all deduplication keys; None: the sender chooses.
+    # The time for which every deduplication key is valid; None: the sender chooses.
     dedup_seconds: float | None = None
-    # The maximum time for which an owner can hold a message; None: forever. No job may take longer.
+    # The maximum time for which an owner can hold a message, and so of a job; None: no limit.
     hold_seconds: float | None = None
     # The remedy for bodies larger than `max_body_bytes`.
     larger_bodies: str = REFERENCE
@@ -194,16 +194,16 @@ class Capabilities:
     mixed_order: bool = False
     # Whether `QueueCatalog.config_warnings` may return warnings.
     checks_config: bool = False
-    # The number of successive lists without a queue after which it is retired; None: never.
+    # The leader retires a queue after this number of successive lists without it; None: never.
     missing_lists_before_retire: int | None = None
-    # `Positions.text` of the end of a closed queue; None: queues have no end.
+    # The end of a closed queue, as `Positions.text` returns it; None: queues have no end.
     end_position_text: str | None = None
     # Whether the broker stores requests and has `Broker.requests`.
     requests: bool = False
     # Whether the broker stores streams and has `Broker.streams`.
     streams: bool = False
-    # The maximum number of backlogs that a look at all queues reads, because each needs a call that
-    # is billed or limited; None: all backlogs.
+    # The maximum number of backlogs that a look at all queues reads; None: all backlogs. Each
+    # backlog needs a call that the broker bills or limits.
     backlog_budget: int | None = None
 
     @property
@@ -215,8 +215,8 @@ class Capabilities:
 class Row(NamedTuple):
     """One fetched message."""
 
-    # Brokers return plain tuples of this shape where speed matters: making a named tuple takes
-    # longer than fetching the message.
+    # Brokers return plain tuples of this shape where speed matters, because making a named tuple
+    # takes longer than fetching the message.
 
     position: int
     body: bytes
@@ -225,7 +225,7 @@ class Row(NamedTuple):
 
 
 class _Missing:
-    """A store that this kind of broker lacks; other brokers set the attribute."""
+    """A store that this kind of broker lacks; brokers that have the store set the attribute."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self._what = what
@@ -236,20 +236,20 @@ class _Missing:
 
 
 class Broker(abc.ABC):
-    """A broker: sends, reads and trims messages.
+    """Sends, reads and trims messages.
 
-    :ivar dead_letters: messages whose last attempt has failed.
+    :ivar dead_letters: the messages whose last attempt has failed.
     :ivar delayed: the delayed messages, for operators; only with `Capabilities.peek`.
-    :ivar id_node: 48-bit node of the UUIDs made from positions (`message.message_id`).
-    :ivar identity: random id of a broker that is a file, because workers with different files do
-        not see each other's messages. "" if workers on all machines reach the same broker.
-    :ivar on_sent: a broker with a doorbell calls it with the queues of messages that owners can
-        receive now. It returns at once and raises nothing.
-    :ivar max_queues: the maximum number of queues of the app; None: any number.
+    :ivar id_node: the 48-bit node of the UUIDs that `message.message_id` makes from positions.
+    :ivar identity: a random id of a broker that is a file; "" for a server. Workers with different
+        files do not see each other's messages, and this id tells the files apart.
+    :ivar on_sent: a function that a broker with a doorbell calls with the queues of new messages
+        that owners can receive now. It returns at once and raises no error.
+    :ivar max_queues: the maximum number of queues of the app; None: no limit.
     :ivar sets_limit: whether this process sets the `max_queues` that a server enforces for all
-        processes. False for senders and commands, whose settings may differ.
-    :ivar max_read_bytes: the largest body to transfer from a server to which other programs send.
-        Messages with larger bodies are unreadable, but their dead letters are complete.
+        processes. False for senders and commands, because their settings may differ.
+    :ivar max_read_bytes: the largest body to transfer from a server that other programs also send
+        to. Messages with larger bodies are unreadable, but their dead letters are complete.
     """
 
     capabilities: Capabilities
@@ -271,7 +271,7 @@ class Broker(abc.ABC):
     streams: StreamStore = cast(
         Any, _Missing("store streams", "use a PostgreSQL broker, or the shards of Kinesis itself")
     )
-    # Returns the stream of a shard; for any other queue, the name of the queue.
+    # Returns the stream of a shard, and the name of any other queue.
     stream_of: Callable[[str], str] = staticmethod(str)
 
     @property
@@ -285,7 +285,7 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        """Store messages durably, all or none, in the given order; return their ids."""
+        """Store all messages durably in the given order, or no messages; return their ids."""
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages like `send_many`, without blocking the asyncio loop."""
@@ -294,7 +294,7 @@ class Broker(abc.ABC):
         return await asyncio.to_thread(self.send_many, messages)
 
     def send_within(self, connection: Any, messages: Sequence[Outgoing]) -> list[str]:
-        """Store messages if, and only if, a transaction of the app commits; return their ids.
+        """Store messages if, and only if, the app's transaction commits; return their ids.
 
         :raises UnsupportedError: this broker is not a database that apps use.
         """
@@ -308,7 +308,7 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
-        """Call `wake(queues)` soon after messages for them become readable.
+        """Call `wake(queues)` soon after messages in these queues become readable.
 
         While a listener is registered, delayed messages become readable when they are due. Messages
         that are already due are readable when this method returns.
@@ -326,23 +326,24 @@ class Broker(abc.ABC):
         unconfirmed: Sequence[str],
         on_lost: Callable[[int], None],
     ) -> Subscription:
-        """Begin to poll for the messages of a queue after a position, for its owner.
+        """Begin to poll for the messages of a queue after a position, on behalf of its owner.
 
-        Called only for brokers with `Capabilities.subscriptions`.
+        The engine calls this only for brokers with `Capabilities.subscriptions`.
 
-        :param unconfirmed: names that an earlier owner recorded, see `Subscription.unconfirmed`.
-        :param on_lost: called by a greenlet of the broker with the position of a fetched message
-            that another owner may receive from now on.
+        :param unconfirmed: the names that an earlier owner recorded; see
+            `Subscription.unconfirmed`.
+        :param on_lost: a function that a greenlet of the broker calls with the position of a
+            fetched message when another owner may receive the message.
         """
         what = "subscribe to queues"
         remedy = "use reader and listen"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def was_away(self, since: float) -> bool:
-        """Return whether the broker is away, or has been away since an attempt began.
+        """Return whether the broker is unreachable, or has been unreachable since an attempt began.
 
-        :param since: the start of the attempt by `qdo.system.clock`, in seconds. The attempt has
-            failed, perhaps because it uses the same server. The result is False for a file, and for
+        :param since: the start of the failed attempt by `qdo.system.clock`, in seconds. The attempt
+            may have failed because it uses the same server. The result is False for a file, and for
             a broker that would need a costly call.
         """
         return False
@@ -353,28 +354,28 @@ class Broker(abc.ABC):
     def release(self, held: Sequence[tuple[str, str]]) -> None:  # noqa: B027 - optional
         """Make the messages of a dead process receivable again.
 
-        :param held: queue and receipt of each message; invalid receipts are skipped. A receipt that
-            begins with `OPEN_POLL` means that the process had an open poll.
+        :param held: the queue and receipt of each message; the broker skips invalid receipts. A
+            receipt that begins with `OPEN_POLL` means that the process had an open poll.
         """
 
     @abc.abstractmethod
     def trim(self, queue: str, last: int, older_than: float) -> int:
-        """Delete messages up to `last` sent over `older_than` seconds ago; return their number."""
+        """Delete messages up to `last` older than `older_than` seconds; return their number."""
         # Messages after `last` are never deleted.
 
     def delete_queue(self, queue: str, last: int) -> None:
-        """Delete a queue that no worker owns, with its messages up to a position.
+        """Delete a queue that no worker owns, and its messages up to a position.
 
-        :param last: messages up to this position are done or disposable.
+        :param last: the position up to which all messages are done or disposable.
         :raises QueueNotEmptyError: the queue has later or delayed messages, or dead letters.
-        :raises UnsupportedError: operators delete the queues of this broker at its service.
+        :raises UnsupportedError: operators must delete the queues of this broker at its service.
         """
         what = "delete queues"
         remedy = "delete the queue at its service, then run this again"
         raise UnsupportedError(broker="this broker", what=what, remedy=remedy)
 
     def call_counts(self) -> dict[str, int]:
-        """Return the number of calls so far, by action; empty if the broker counts none."""
+        """Return the number of calls so far by action; empty if the broker does not count calls."""
         return {}
 
     @abc.abstractmethod
@@ -383,9 +384,9 @@ class Broker(abc.ABC):
 
 
 def check_reached(broker: Broker, queue: str, done: int) -> None:
-    """Raise PositionAheadError if a queue cannot have been processed up to a position."""
-    # A message may have a position in the future if the clock of its sender was ahead. So a wrong
-    # position is later than now, and later than every message.
+    """Raise PositionAheadError if workers cannot have processed a queue up to a position."""
+    # A message may have a position in the future, if the clock of its sender was ahead. So a
+    # position is wrong only if it is later than now and later than every message.
     if _may_be_ahead(broker, done):
         check_head(broker, queue, done, broker.catalog.backlog(queue, 0).head)
 
@@ -398,7 +399,7 @@ def check_head(broker: Broker, queue: str, done: int, head: int) -> None:
 
 
 def _may_be_ahead(broker: Broker, done: int) -> bool:
-    """Return whether a position consists only of a time, which is later than now."""
+    """Return whether a position is only a time, and this time is later than now."""
     positions = broker.positions
     if not broker.capabilities.seekable or positions.to_text(done) is not None:
         return False

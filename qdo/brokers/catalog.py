@@ -1,4 +1,4 @@
-"""The queues of a broker: their names, order, parents, ends and backlogs."""
+"""The interface to a broker's queues: their names, order, parents, ends and backlogs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ class Backlog:
     count: int
     # The position of the first waiting message, or None.
     oldest: int | None
-    # The position of the newest message ever sent, 0 without one.
+    # The position of the newest message ever sent; 0 if no message was ever sent.
     head: int
     # The number of messages that are not due yet; `count` excludes them.
     delayed: int = 0
-    # Whether the count is an estimate. If the broker is not `countable`, 1 stands for any number.
+    # Whether `count` is an estimate. If the broker is not `countable`, a count of 1 means 1 or
+    # more.
     approximate: bool = False
-    # The messages in `count` that a consumer has received; 0 if the broker never hides messages.
+    # The number of messages in `count` that consumers hold; 0 if the broker never hides messages.
     in_flight: int = 0
-    # The age of the next message to read, 0 at the tip; None if the broker does not report it.
+    # The age of the next message to read; 0 at the tip, None if the broker does not report it.
     behind_seconds: float | None = None
     # The reason why a worker cannot read after the position, with the remedy.
     fault: str | None = None
-    # Whether messages after the position were deleted before a worker read them; see `fault`.
+    # Whether the broker deleted messages after the position before a worker read them; see `fault`.
     lost: bool = False
-    # The age at which the broker deletes messages, even unread messages. None if it never deletes
-    # them, or if the next message is far from that age and the broker was not asked.
+    # The age at which the broker deletes messages, even unread ones. None: the broker never deletes
+    # them, or the next message is so new that qdo did not ask.
     retention_seconds: float | None = None
 
 
@@ -44,14 +45,14 @@ NO_BACKLOG = Backlog(count=0, oldest=None, head=0)
 
 
 class QueueCatalog(abc.ABC):
-    """The queues of a broker, and its data about each.
+    """The queues of a broker, and the broker's data about each queue.
 
-    Every method raises a `QdoError` if the broker does not answer or denies the call.
+    Every method raises a `QdoError` if the broker does not respond or denies the call.
     """
 
-    # The interval at which the leader compares the broker's queues with the queue nodes.
+    # The interval in which the leader compares the broker's queues with the queue nodes.
     list_seconds: float = 10.0
-    # The `last` of a new queue with parents, if the app already had queues.
+    # The initial `last` of a new queue with parents, if the app already had queues.
     child_start: int = 0
 
     @abc.abstractmethod
@@ -59,7 +60,7 @@ class QueueCatalog(abc.ABC):
         """Return the names of all queues."""
 
     def names_to_show(self) -> list[str]:
-        """Return the names of all queues for display, even if calls about some of them fail."""
+        """Return the names of all queues for display, even if calls about some queues fail."""
         return self.names()
 
     @abc.abstractmethod
@@ -69,30 +70,31 @@ class QueueCatalog(abc.ABC):
     def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
         """Return the backlogs of many queues, each after its position.
 
-        Called only if `Capabilities.backlog_budget` is None: then one query answers for many
-        queues.
+        Callers use this only if `Capabilities.backlog_budget` is None. Such a broker reads many
+        backlogs in one query.
         """
         return {queue: self.backlog(queue, position) for queue, position in after.items()}
 
     def head(self, queue: str) -> int:
-        """Return the position of the newest message ever sent, 0 without one."""
+        """Return the position of the newest message ever sent; 0 if no message was ever sent."""
         return self.backlog(queue, 0).head
 
     def order(self, queue: str) -> Order:
-        """Return the strictest order in which a queue can be processed.
+        """Return the strictest order in which workers can process a queue.
 
-        Called only if the broker has `Capabilities.mixed_order`.
+        Callers use this only if the broker has `Capabilities.mixed_order`.
         """
         return "queue"
 
     def parents(self, queue: str) -> Sequence[str]:
-        """Return the queues that must be finished before this queue may begin."""
+        """Return the queues that workers must finish before they may begin this queue."""
         return ()
 
     def is_reopened(self, queue: str) -> bool:
         """Return whether a listed queue still receives messages, and so has no end.
 
-        If so, a queue node with the state finished belongs to an earlier queue of the same name.
+        If it does, a queue node with the state "finished" belongs to an earlier queue with the same
+        name.
         """
         return False
 
@@ -101,13 +103,13 @@ class QueueCatalog(abc.ABC):
         return True
 
     def request_rows(self) -> tuple[int, int]:
-        """Return the approximate live and dead rows of requests; 0 if no row stays dead."""
+        """Return the approximate numbers of live and dead request rows; 0 if rows do not die."""
         return 0, 0
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> Sequence[str]:
-        """Return necessary changes to queues at the broker, as sentences with the remedy.
+        """Return warnings about the configuration of queues at the broker, each with its remedy.
 
-        Called only if the broker has `Capabilities.checks_config`.
+        Callers use this only if the broker has `Capabilities.checks_config`.
         """
         return ()
 

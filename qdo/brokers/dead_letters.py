@@ -1,4 +1,4 @@
-"""Dead letters as every broker stores and lists them."""
+"""Dead letters, and the interface of their stores."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from qdo.encryption.marks import IdMarks
 
 log = logging.getLogger(__name__)
-# Positions have at most this many bits.
+# Every position is below this number.
 _MAX_NUMBER = 1 << 320
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRecord:
-    """A message that failed for the last time, with its error."""
+    """A message whose last attempt failed, with the error."""
 
     queue: str
     position: int
@@ -71,27 +71,28 @@ _Letter = TypeVar("_Letter", DeadLetterRecord, DeadLetterEntry)
 class DeadLetterStore(abc.ABC):
     """The dead letters of a broker's queues.
 
-    :ivar marks: returns the marks of messages with an id in a header, None if ids need no proof.
-        Reads do not call it, because some readers of dead letters may not read the keys.
+    :ivar marks: a function that returns the marks that prove the id in a message's header; None if
+        ids need no proof. Reads do not call it, because some readers of dead letters may not read
+        the keys.
     """
 
     marks: Callable[[], IdMarks | None] | None = None
 
     @abc.abstractmethod
     def store(self, record: DeadLetterRecord) -> None:
-        """Store a dead letter durably, unless its position already has one."""
+        """Store a dead letter durably, unless the store has one at the same position."""
 
     @abc.abstractmethod
     def records(self, queue: str | None = None) -> list[DeadLetterRecord]:
         """Return the dead letters of one or all queues, oldest first."""
 
     def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        """Return one dead letter, None if it does not exist."""
+        """Return one dead letter; None if it does not exist."""
         found = (each for each in self.records(queue) if each.position == position)
         return next(found, None)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of dead letters of each queue that has dead letters."""
+        """Return the number of dead letters by queue; omit queues without dead letters."""
         return Counter(record.queue for record in self.records())
 
     def total(self) -> int:
@@ -109,16 +110,18 @@ class DeadLetterStore(abc.ABC):
         """Return the dead letters of one or all queues without bodies, oldest first.
 
         :param error: text that the error contains; case does not matter.
-        :param since: Unix time; only messages that died between `since` and `until`, inclusive.
+        :param since: Unix time; return only messages that died between `since` and `until`,
+            inclusive.
         """
         entries = (record.entry() for record in self.records(queue))
         return [each for each in entries if matches(each, error, since, until)]
 
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
-        """Delete the oldest dead letters of a queue for good; return their number.
+        """Delete the oldest dead letters of a queue permanently; return their number.
 
-        :param keep: the maximum number to keep; the letters of the oldest messages are deleted.
-        :param before: Unix time; also delete the messages that died earlier.
+        :param keep: the maximum number of dead letters to keep; delete those of the oldest
+            messages.
+        :param before: Unix time; also delete the dead letters of messages that died earlier.
         """
         found = sorted(self.find(queue), key=lambda entry: entry.position)
         newest = len(found) if keep is None else keep
@@ -131,21 +134,21 @@ class DeadLetterStore(abc.ABC):
 
     @abc.abstractmethod
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
-        """Move dead letters to the ends of their queues in the given order, all or none.
+        """Move all given dead letters to the ends of their queues in the given order, or none.
 
         One transaction stores each dead letter as a message and removes the dead letter. The
-        message keeps its id, and gets a header that counts its retries, see `qdo.headers`.
+        message keeps its id, and gets a header with the number of its retries; see `qdo.headers`.
 
-        :param keys: queue and position of each dead letter.
-        :return: the new position of each message, None for a missing dead letter.
+        :param keys: the queue and position of each dead letter.
+        :return: the new position of each message; None for a missing dead letter.
         """
 
     @abc.abstractmethod
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        """Delete dead letters permanently; return whether each existed."""
+        """Delete dead letters permanently; return for each whether it existed."""
 
     def headers_again(self, letter: DeadLetterRecord, own_id: str) -> str | None:
-        """Return the headers for retrying a dead letter; see `retried_headers`."""
+        """Return the headers of the message that retries a dead letter; see `retried_headers`."""
         marks = None if self.marks is None else self.marks()
         if marks is None:
             return retried_headers(letter.headers, own_id)
@@ -154,10 +157,10 @@ class DeadLetterStore(abc.ABC):
 
 
 class SqlDeadLetters(DeadLetterStore):
-    """The read methods of a store of dead letters in a SQL table.
+    """Reads dead letters from a SQL table.
 
-    :cvar queries: the queries for whole dead letters, entries, and the counts of queues.
-    :param read: returns the rows of a query, given its parameters except for the app.
+    :cvar queries: the queries for whole dead letters, for entries, and for the counts by queue.
+    :param read: a function that returns the rows of a query; it adds the app to the parameters.
     """
 
     queries: ClassVar[tuple[Any, Any, Any]]
@@ -192,8 +195,8 @@ class SqlDeadLetters(DeadLetterStore):
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a dead letter from its stored JSON, with the types of the record."""
-    # Programs other than qdo may write to the store, so no field is trusted. ValueError, KeyError
-    # or TypeError mean that the JSON is not a dead letter.
+    # Other programs may write to the store, so check every field. A ValueError, KeyError or
+    # TypeError means that the JSON is not a dead letter.
     texts = {name: _text(fields[name]) for name in ("queue", "error", "worker")}
     if reason := name_error(texts["queue"]):
         raise ValueError(f"queue: {reason}")
@@ -208,7 +211,7 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dated(letter: _Letter) -> _Letter:
-    """Return a dead letter whose time is a valid date; a worker may have written any number."""
+    """Return a dead letter with a valid date, because its worker may have written any number."""
     if 0 <= letter.dead_at < LATEST_SECONDS:
         return letter
     return replace(letter, dead_at=_with_date(letter.dead_at))
@@ -233,8 +236,8 @@ def _number(value: Any) -> int:
 
 def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadLetterRecord:
     """Return the dead letter for a delayed message that the store refuses, or raise the error."""
-    # The store accepted the message when it was sent, but its queue may be a shard by now. A dead
-    # letter delays no other message. An error that does not concern the message is raised.
+    # The store accepted the message when it was sent, but its queue may have become a shard since.
+    # A dead letter delays no other message. An error with another cause is raised.
     if failure_kind(error) is not FailureKind.REFUSED:
         raise error
     log.warning(
@@ -268,8 +271,8 @@ def matches(
 
 
 def retried_headers(headers: str | None, own_id: str) -> str | None:
-    """Return the headers of a retried message: its first id and its retry count."""
-    # The message gets the send time of the retry, and is not delayed again.
+    """Return the headers of a retried message, with its first id and its retry count."""
+    # The retry sets a new send time, and does not delay the message again.
     known = parsed(headers) or {}
     before = known.get(RETRIED, "")
     times = int(before) if before.isascii() and before.isdecimal() and len(before) < 10 else 0

@@ -1,7 +1,7 @@
 """A native thread that handles calls of many threads, greenlets and coroutines in groups.
 
-The thread handles all calls that arrived while it was busy together, in one transaction or one
-round trip. It handles a single call immediately, without a timer.
+After each group, the thread handles all calls that have arrived meanwhile as the next group, in one
+transaction or round trip. If the thread is idle, it handles a call immediately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ W = TypeVar("W")
 
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
-# The size at which a group is complete.
+# The size in bytes at which a group is complete.
 GROUP_BYTES = 16 * 1024 * 1024
 
 
@@ -65,7 +65,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
     """The calls of one process to a resource that one native thread uses.
 
     :ivar commits: the number of committed transactions, or groups of writes.
-    :param name: name of the thread in errors. The thread must live as long as its process.
+    :param name: the name of the thread in errors. The thread must live as long as its process.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,8 +75,8 @@ class GroupedCalls(abc.ABC, Generic[W]):
         self._ended_calls = 0  # counted by the thread
         self._pid = os.getpid()
         self._closed = False
-        # Ensures that no call follows the close. Reentrant, because a signal handler or `__del__`
-        # may interrupt a call and make another one on the same thread.
+        # This lock ensures that no call follows the close. It is reentrant, because a signal
+        # handler or `__del__` may interrupt a call and make another call on the same thread.
         self._closing = native_rlock()
         self._ident = 0
         self._ended: Settable | None = None
@@ -90,7 +90,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return self._begun - self._ended_calls
 
     def call(self, work: W, size: int = 0) -> Any:
-        """Have the thread do some work of about `size` bytes, and return the result."""
+        """Let the thread do some work of about `size` bytes, and return the result."""
         done = signal()
         call = GroupedCall(work, size, done)
         self._put(call)
@@ -99,7 +99,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     async def acall(self, work: W, size: int = 0) -> Any:
         """Work like `call` for a coroutine, without blocking its event loop."""
-        # With one thread per call, the number of threads would limit the size of a group.
+        # If each call used a thread, the number of threads would limit the size of a group.
         done = LoopSignal()
         call = GroupedCall(work, size, done)
         self._put(call)
@@ -144,16 +144,17 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     @property
     def kept(self) -> int:
-        """The number of calls that `handle` has kept; above 0, `handle` is called again."""
+        """The number of calls that `handle` has kept. If it is above 0, the thread calls `handle`
+        again."""
         return 0
 
     @abc.abstractmethod
     def handle(self, calls: list[GroupedCall[W]]) -> None:
-        """Finish, fail or keep each call; raise nothing."""
+        """Finish, fail or keep each call; raise no error."""
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Release the resource; no call follows."""
+        """Release the resource, after the last call."""
 
     def _run(self) -> None:
         try:
@@ -165,7 +166,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
                 self._ended.set()
 
     def _step(self) -> bool:
-        """Handle the next group; return False once closed."""
+        """Handle the next group; return False if no further group follows."""
         kept = self.kept
         calls, closing = self._take(wait=not kept)
         if calls or kept:
@@ -174,10 +175,10 @@ class GroupedCalls(abc.ABC, Generic[W]):
         return not closing
 
     def _take(self, *, wait: bool) -> tuple[list[GroupedCall[W]], bool]:
-        """Return the queued calls, and whether to close; `wait` for a call if none is queued."""
+        """Return the queued calls, and whether to close; with `wait`, wait for the first call."""
         calls: list[GroupedCall[W]] = []
         size = 0
-        closing = self._ended is not None  # read first: later, no call is queued
+        closing = self._ended is not None  # read it first; later, no call can join the queue
         if not wait and self._calls.empty():
             return calls, closing
         call = self._calls.get()
@@ -216,11 +217,11 @@ class GroupCommitBroker(Broker):
 
     @abc.abstractmethod
     def _append(self, messages: Sequence[Outgoing]) -> Any:
-        """Return the work that stores messages without options, and returns their positions."""
+        """Return work that stores messages without options and returns their positions."""
 
     @abc.abstractmethod
     def _send(self, messages: Sequence[Outgoing]) -> Any:
-        """Return the work that stores messages with options, and returns their ids."""
+        """Return work that stores messages with options and returns their ids."""
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         size = sum(map(self.checked_size, messages))

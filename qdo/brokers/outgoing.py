@@ -9,9 +9,9 @@ from qdo.errors import MessageTooLargeError, UsageError
 from qdo.message import Message
 from qdo.queues import check_queue_name
 
-# The default window of a deduplication key.
+# The default time for which a deduplication key is valid.
 DEDUP_SECONDS = 300.0
-# The window for outboxes and repeated attempts: the longest pause before they send again.
+# The validity of keys of outboxes and repeated attempts, which may send again after long pauses.
 LASTING_DEDUP_SECONDS = 604_800.0
 
 
@@ -19,18 +19,18 @@ LASTING_DEDUP_SECONDS = 604_800.0
 class SendOptions:
     """The delivery time and the deduplication of a message."""
 
-    # Unix time in seconds before which the broker must not deliver the message. None: at once;
-    # negative: a delay in seconds, by the clock of the store.
+    # The Unix time before which the broker must not deliver the message. None: at once. A negative
+    # value is a delay in seconds by the clock of the store.
     due: float | None = None
-    # A queue stores the first message with a key. For `dedup_seconds` after that, sending another
-    # message with the key returns the id of the first.
+    # A queue stores the first message with a key. For `dedup_seconds`, sending another message with
+    # the same key only returns the id of the first message.
     dedup_key: str | None = None
     dedup_seconds: float = DEDUP_SECONDS
     # The message whose job sends this message, if its id is part of the key.
     once: Message | None = None
 
     def due_at(self, now: float) -> float | None:
-        """Return the Unix time of the earliest delivery; `now` is by the clock of the store."""
+        """Return the Unix time of the earliest delivery; `now` is the time by the store's clock."""
         return now - self.due if self.due is not None and self.due < 0 else self.due
 
 
@@ -43,12 +43,13 @@ class Outgoing:
     key: str | None = None
     # JSON object of str to str, or None.
     headers: str | None = None
-    # None for most messages. A single field, because a sender makes a million of these a minute.
+    # None for most messages. One field holds all options, because a sender makes a million messages
+    # a minute.
     terms: SendOptions | None = None
 
 
 def check_text(message: Outgoing, nul: bool = True) -> None:
-    """Raise UsageError for characters that a broker cannot store; `nul` allows NUL."""
+    """Raise UsageError for characters that a broker cannot store; `nul` allows NUL characters."""
     options = message.terms
     texts = (
         ("key", message.key),
@@ -68,7 +69,7 @@ def check_text(message: Outgoing, nul: bool = True) -> None:
 def checked_size(known: set[str], message: Outgoing, nul: bool = True) -> int:
     """Return the size of a body; raise an error if a broker cannot store the message.
 
-    :param known: the names of queues that were checked before; the call adds the message's queue.
+    :param known: the names of queues that passed the check; the function adds the message's queue.
     """
     if message.queue not in known:
         known.add(check_queue_name(message.queue))

@@ -1,6 +1,6 @@
-"""The kinds of brokers, and the properties of each that are known without an open broker.
+"""The kinds of brokers, and the properties of each kind that qdo knows before opening a broker.
 
-A new broker is one folder and one line in `KINDS`.
+A new broker needs one folder and one line in `KINDS`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qdo.text import hide_credentials, how_to_install, wrong_form
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
 
-# By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`. A module is
-# imported only when an address names it, so users of one broker need not install the libraries of
-# the others.
+# By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`. qdo imports a
+# module only for an address with its scheme, so users need not install the libraries of other
+# brokers.
 KINDS = {
     "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
     "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
@@ -35,7 +35,8 @@ KINDS = {
 class BrokerSchema:
     """The schema of a broker that is a database; each function takes the broker's address."""
 
-    # Returns the SQL statements that create the schema, given the seconds of a partition.
+    # Returns the SQL statements that create the schema, given the duration of a partition in
+    # seconds.
     script: Callable[[str, int], str]
     # Returns the action of `create`: "create", "upgrade" or ""; raises the errors of `create`.
     change: Callable[[str], str]
@@ -49,36 +50,36 @@ class BrokerSchema:
 class BrokerKind:
     """One kind of broker."""
 
-    # Opens a broker, given its address and the app's name; see `open_broker`.
+    # Opens a broker, given the address and the app's name; see `open_broker`.
     open: Callable[[str, str], Broker]
-    # Returns the reason why an address is invalid, None if it is valid.
+    # Returns the reason why an address is invalid; None if it is valid.
     address_error: Callable[[str], str | None]
     # The meaning of the broker's positions.
     positions: Positions = TIME_POSITIONS
-    # Returns the time that the broker at an address may take to close.
+    # Returns the maximum time in seconds that the broker at an address needs to close.
     closing_seconds: Callable[[str], float] = lambda url: 0.0
-    # Returns the stream to which the queues of an address belong, None if each queue is separate. A
-    # message for one queue of a stream may be received from another.
+    # Returns the stream that the queues of an address form; None if each queue is separate. A
+    # message that was sent to one queue of a stream may be received from another queue.
     stream: Callable[[str], str | None] = lambda url: None
-    # Whether programs other than qdo may send; see `encryption.marks`.
+    # Whether other programs may send to the broker; see `encryption.marks`.
     foreign_senders: bool = False
-    # Whether keys may contain NUL.
+    # Whether keys may contain NUL characters.
     stores_nul: bool = True
     stores_requests: bool = True
     stores_streams: bool = True
     # Whether the broker at an address can store dead letters.
     keeps_dead_letters: Callable[[str], bool] = lambda url: True
-    # How an operator can limit the dead letters, if qdo does not; else "".
+    # The way for an operator to limit the dead letters, if qdo cannot limit them; else "".
     dead_letter_remedy: str = ""
-    # The schema; None if opening a broker creates everything that it needs.
+    # The schema; None if opening a broker creates all that the broker needs.
     schema: BrokerSchema | None = None
-    # Returns a function that opens a connection of DB-API 2.0 to the database at an address, for
-    # native threads; None if the broker is not a database with other tables.
+    # Returns a function that opens a DB-API 2.0 connection to the database at an address, for
+    # native threads. None if the broker is not a database that can hold other tables.
     connector: Callable[[str], Callable[[], Any]] | None = None
 
 
 def parse_error(parse: Callable[[str], object], url: str) -> str | None:
-    """Return the reason of the `SettingsError` that a parser of addresses raises, or None."""
+    """Return the reason of the `SettingsError` that a parser raises for an address, or None."""
     try:
         parse(url)
     except SettingsError as error:
@@ -102,7 +103,7 @@ def _reject(url: str, app: str) -> Broker:
 @functools.lru_cache(maxsize=64)
 def kind_of(url: str) -> BrokerKind:
     """Return the kind of the broker at `url`, without opening it."""
-    # An invalid address gets a kind with defaults; opening it raises the error.
+    # For an invalid address, return a kind with defaults. Opening its broker raises the error.
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in KINDS:
         return BrokerKind(open=_reject, address_error=_form_error)
@@ -113,7 +114,7 @@ def kind_of(url: str) -> BrokerKind:
 
 
 def schema_of(url: str) -> BrokerSchema:
-    """Return the schema functions for `url`; raise UnsupportedError if it needs no schema."""
+    """Return the schema functions for `url`; raise UnsupportedError if its broker has no schema."""
     schema = kind_of(url).schema
     if schema is None:
         what = "create a schema"
@@ -140,14 +141,14 @@ def connector_of(url: str) -> Callable[[], Any]:
 def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
     """Open the broker at `url` for one app; create missing files and tables.
 
-    :param url: `sqlite:PATH`, a file shared by the processes of this machine,
+    :param url: `sqlite:PATH` (a file shared by the processes of this machine),
         `postgresql://USER@HOST/DATABASE`, `sqs://REGION/PREFIX` or `kinesis://REGION/STREAM`.
-    :param app: its queues in a file or schema are separate from the queues of every other app. In
-        SQS the prefix separates apps. Each app reads a whole Kinesis stream.
-    :raises SettingsError: the scheme is unknown, the address invalid, or the app name impossible.
-    :raises DatabaseError: the file cannot be used; see its subclasses.
+    :param app: the app's name. In a file or schema, each app has its own queues. In SQS the prefix
+        separates apps. With Kinesis, each app reads the whole stream.
+    :raises SettingsError: the scheme is unknown, or the address or the app's name is invalid.
+    :raises DatabaseError: the broker cannot use the file; see the subclasses.
     :raises CredentialsError: AWS rejects the credentials, or they are missing.
-    :raises UnreachableError: the service does not answer.
+    :raises UnreachableError: the service does not respond.
     :raises UsageError: eventlet has patched this process.
     """
     check_no_eventlet()

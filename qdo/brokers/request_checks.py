@@ -1,4 +1,4 @@
-"""Check requests and their contents before a store gets them."""
+"""Check requests and their contents before storing them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TEXT = 200_000
 
 
 def check_requests(requests: Sequence[NewRequest], most: int) -> int:
-    """Return the size of all bodies; raise an error if a store must refuse a request.
+    """Return the total size of bodies; raise an error if a store must refuse a request.
 
     :param most: the largest body that the broker stores.
     """
@@ -51,5 +51,5 @@ def check_request_text(subject: str, text: str | None) -> None:
 
 
 def storable_text(text: str | None) -> str | None:
-    """Return a note or error in a storable form, because an attempt must be able to end."""
+    """Return a note or error in a storable form, so that it never stops an attempt from ending."""
     return None if text is None else shorten(utf8_text(text).replace("\0", "\\x00"), MOST_TEXT)

@@ -1,8 +1,8 @@
 """The interface of every store of requests.
 
 Each method is one transaction. A *take* names a request, the worker that took it, and the number of
-its takes, which only increases. Reports from an older take change nothing. One transaction records
-an outcome and stores the message about it.
+takes so far, which only increases. Reports from an older take have no effect. One transaction
+records an outcome and stores the message about the outcome.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TAKEN_BYTES = 32 * 1024 * 1024
 class RequestStore(abc.ABC):
     """The requests of one app. Safe to use from several threads.
 
-    Each method raises UnreachableError if the broker does not answer, see `Broker.send`. The broker
-    may have made the change even so. Callers can repeat all methods except `ask` and `take`.
+    Each method raises UnreachableError if the broker does not respond; see `Broker.send`. The
+    broker may still have made the change. Callers can repeat all methods except `ask` and `take`.
     """
 
     @abc.abstractmethod
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
-        """Store requests, all or none; return for each whether it was new.
+        """Store all requests or none of them; return for each whether it was new.
 
-        A new request may have the id of a request that is over and past `until`, even if that
-        failed.
+        A new request may reuse the id of a request, even a failed one, that is over and past
+        `until`.
 
-        :param connection: store the requests if, and only if, its transaction commits, like
-            `Broker.send_within`.
+        :param connection: a connection of the app. Store the requests if, and only if, its
+            transaction commits; see `Broker.send_within`.
         :raises RequestExistsError: a request with this id has another pool or body.
         :raises UnsupportedError: the broker cannot join the transaction of `connection`.
         """
@@ -45,24 +45,25 @@ class RequestStore(abc.ABC):
     ) -> Taken:
         """Take due requests of a pool: at most `places`, by priority and then by age.
 
-        It also takes again the requests that this worker owns but does not run, because the answer
-        to an earlier take was lost. There may be more than `places` of these. With `places` 0 it
-        only returns these requests and the marks. Once the bodies have `TAKEN_BYTES`, the next take
-        returns further requests.
+        If the response to an earlier take was lost, the worker owns requests that it does not run.
+        This method takes these requests again, even more than `places`. With `places` 0 it returns
+        only these requests and the marks. It stops when the bodies have `TAKEN_BYTES`; the next
+        take returns further requests.
 
-        :param running: ids of the pool's requests that the worker runs.
-        :param oldest: the number of places for the oldest requests of any priority.
+        :param running: the ids of the pool's requests that the worker runs.
+        :param oldest: the number of places for the oldest requests, regardless of priority.
         """
 
     @abc.abstractmethod
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
     ) -> bool:
-        """Set a running or paused request to `RUNNING` or `PAUSED` with a note, and send messages.
+        """Set the state of a running or paused request to one of these, and its note; send
+        messages.
 
         Each pause makes a unique mark. Only the mark ``cancel`` outlives the pause.
 
-        :return: whether the take is still valid; if not, nothing has changed.
+        :return: whether the take is still valid. If it is not, the call had no effect.
         """
 
     @abc.abstractmethod
@@ -77,10 +78,10 @@ class RequestStore(abc.ABC):
     ) -> bool:
         """Record the outcome of a request, and send messages about the outcome.
 
-        To end a waiting request, pass the take of its record. The outcome "done" deletes the body.
+        To end a waiting request, pass the take in its record. The outcome "done" deletes the body.
 
         :param failed: the number of attempts that count as failed; None keeps the number.
-        :return: whether this take has ended the request, now or in an earlier call.
+        :return: whether this take has ended the request, in this call or an earlier one.
         """
 
     @abc.abstractmethod
@@ -93,17 +94,18 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def retry(self, id: str) -> bool:
-        """Retry a request that is over and still has its body; return whether the store found one.
+        """Retry a request that is over and still has its body; return whether this was possible.
 
-        Its attempts are counted from 1 again. Its take gets another number, so a repeated report of
-        its earlier end has no effect.
+        The number of its attempts starts from 1 again. The number of its takes increases, so a
+        repeated report of the earlier end has no effect.
         """
 
     @abc.abstractmethod
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
-        """Cancel a running or paused request, or answer a paused one; return whether this worked.
+        """Mark a request as cancelled (running or paused) or answered (paused); return if it
+        worked.
 
-        :param asked: the mark of the question to answer; the answer is not used for another
+        :param asked: the mark of the question to answer, so that the answer applies to no other
             question.
         """
 
@@ -113,11 +115,12 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def give_back(self, owner: str) -> int:
-        """Let all requests of a worker that is gone wait again, each with one more failed attempt.
+        """Let all requests of a lost worker wait again, each with one more failed attempt.
 
-        The error of that attempt names the worker.
+        The error of the failed attempt names the worker.
 
-        :param owner: its name is never used again. Nothing is decided about attempts here.
+        :param owner: the name of the worker, which no other worker ever uses. This method does not
+            check the maximum number of attempts.
         :return: the number of requests.
         """
 
@@ -135,11 +138,11 @@ class RequestStore(abc.ABC):
         newest: bool = False,
         outcome: str | None = None,
     ) -> list[RequestRecord]:
-        """Return requests without their bodies and results, the oldest first.
+        """Return requests without their bodies and results, oldest first.
 
-        :param states: only requests in these states; empty: in all states.
+        :param states: return only requests in these states; empty: return all requests.
         :param newest: return the newest requests first.
-        :param outcome: one of `OUTCOMES`; only requests that are over with this outcome.
+        :param outcome: one of `OUTCOMES`; return only requests with this outcome.
         """
 
     @abc.abstractmethod
@@ -149,7 +152,7 @@ class RequestStore(abc.ABC):
         These are the pools with waiting requests, and the pools with requests that the worker owns
         but does not run.
 
-        :param running: ids of the requests that the worker runs.
+        :param running: the ids of the requests that the worker runs.
         """
 
     @abc.abstractmethod
@@ -158,15 +161,15 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def expire(self, failed: Sequence[str] = ()) -> int:
-        """Delete requests that are over and past `until`, at most 1,000; return their number.
+        """Delete at most 1,000 requests that are over and past `until`; return their number.
 
-        :param failed: ids; delete only the failed requests among these, and nothing else.
+        :param failed: the ids of failed requests; delete only these requests.
         """
 
     @abc.abstractmethod
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` soon after a request becomes due or marked; return a function that stops it.
+        """Call `wake` soon after a request becomes due or marked; return a function to stop this.
 
-        A thread or greenlet of the broker calls `wake`, sometimes without a reason. If a sender
-        dies, a call may be missing, so the caller must also look once a second.
+        A thread or greenlet of the broker calls `wake`, sometimes without such a request. If a
+        sender dies, a call may be missing, so callers must also look once a second.
         """

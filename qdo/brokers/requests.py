@@ -1,4 +1,4 @@
-"""Requests as every broker stores them: rows that any worker takes, and that end exactly once.
+"""Requests as every broker stores them. Any worker may take a request, and it ends exactly once.
 
 =======  ============================================================  ==========================
 state    meaning                                                       next
@@ -25,10 +25,10 @@ WAITING, RUNNING, PAUSED, OVER = range(4)
 STATES = ("waiting", "running", "paused", "over")
 # The possible outcomes of a request that is over.
 OUTCOMES = ("done", "failed", "skipped", "cancelled")
-# The outcome of requests that are kept, like dead letters, until an operator acts on them.
+# The outcome of requests that the store keeps, like dead letters, until an operator acts on them.
 FAILED = "failed"
 PAUSED_MARK = '{"paused"'
-# A body or a result as it is stored, with its headers (JSON object of str to str, or None).
+# A stored body or result, with its headers (a JSON object of str to str, or None).
 Content = tuple[bytes, "str | None"]
 NO_CONTENT: Content = (b"", None)
 
@@ -37,14 +37,14 @@ class Take(NamedTuple):
     """One run of a request. Its worker's reports are valid until another take."""
 
     id: str
-    # The name of the worker, "" for a waiting request.
+    # The name of the worker; "" for a waiting request.
     owner: str
-    # The number of times that the request was taken.
+    # The number of takes of the request so far.
     number: int
 
     @property
     def header(self) -> str:
-        """The header that carries the take to the job, also into a job's process."""
+        """The value of the header that passes the take to the job and to a job's process."""
         return f"{self.number} {self.owner}"
 
     @classmethod
@@ -61,15 +61,15 @@ class NewRequest:
     pool: str
     id: str
     content: Content
-    # The digest of the given pool and body, to compare them with those of a known `id`.
+    # A digest of pool and body, to compare the request with a stored request with the same `id`.
     digest: bytes
     priority: int = NORMAL
-    # Unix time in seconds before which no worker takes the request. 0: at once; negative: a delay
-    # in seconds, by the clock of the store.
+    # The Unix time before which no worker takes the request. 0: at once. A negative value is a
+    # delay in seconds by the clock of the store.
     due: float = 0.0
-    # JSON object that the store keeps for the process that ends the request, or None.
+    # A JSON object that the store keeps for the process that ends the request, or None.
     reply: str | None = None
-    # How long the store keeps the request once it is over.
+    # The time for which the store keeps the request after its end.
     keep_seconds: float = 3600.0
 
 
@@ -87,27 +87,27 @@ class TakenRequest:
     crashed: bool
     # The error of the last failed attempt, or None.
     error: str | None
-    # The Unix time in seconds at which the request was stored.
+    # The Unix time in seconds at which the store received the request.
     asked: float
     reply: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The answer to `RequestStore.take`."""
+    """The result of `RequestStore.take`."""
 
     requests: Sequence[TakenRequest] = ()
     # The marks of this worker's marked requests in the pool, by id.
     marks: Mapping[str, str] = field(default_factory=dict)
-    # The time at which the next waiting request of the pool is due, None without one: Unix time in
-    # seconds by the clock of this machine. It is in the past if all places were filled and more
-    # requests may be due. It has no meaning after a take without places.
+    # The Unix time, by the clock of this machine, at which the next waiting request of the pool is
+    # due; None without waiting requests. It is in the past if all places were filled and more
+    # requests may be due. After a take without places, it has no meaning.
     next_due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A request as it is stored; times are Unix times in seconds."""
+    """A stored request. All times are Unix times in seconds."""
 
     take: Take
     pool: str
@@ -117,20 +117,21 @@ class RequestRecord:
     asked: float
     due: float
     failed: int
-    # The time at which a worker took the request, 0 if never.
+    # The time at which a worker took the request; 0 if no worker has taken it.
     started: float
     note: str | None
     error: str | None
-    # JSON object: ``{"cancel": reason}``. For a paused request ``{"paused": time}``, which names
-    # the question of its job, and then ``{"resume": value}``. None without a mark.
+    # A JSON object; None without a mark. ``{"cancel": reason}`` cancels the request. A paused
+    # request has ``{"paused": time}``, which identifies the question of its job, and after an
+    # answer ``{"resume": value}``.
     mark: str | None
     reply: str | None
-    # One of `OUTCOMES`; None until it is over.
+    # One of `OUTCOMES`; None until the request is over.
     outcome: str | None
-    # The number of seconds after its end during which no other request can have its id.
+    # The time in seconds, after the end of the request, in which no other request can have its id.
     keep: float
-    # The end of that time, 0 until the request is over. A request that has not failed is then
-    # deleted.
+    # The end of the time `keep`; 0 until the request is over. Then the store deletes the request,
+    # unless it failed.
     until: float
     result: Content | None
 
@@ -140,21 +141,21 @@ class RequestRecord:
 
     @property
     def ended(self) -> float:
-        """The time of its end, as Unix time in seconds; 0.0 until it is over."""
+        """The Unix time in seconds of the request's end; 0.0 until the request is over."""
         return max(0.0, self.until - self.keep)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its worker must cancel it."""
+        """Whether the worker must cancel the request."""
         return self.state != OVER and "cancel" in (decoded_headers(self.mark) or {})
 
     @property
     def asks(self) -> bool:
-        """Whether its job still waits for an answer."""
+        """Whether the request is paused and its job still waits for an answer."""
         return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
 
 
-# The columns of records and of taken requests, in field order. Contents and takes have several.
+# The columns of records and of taken requests in field order, without contents and takes.
 TAKEN_FIELDS = tuple(each.name for each in fields(TakenRequest)[3:])
 RECORD_FIELDS = tuple(
     each.name for each in fields(RequestRecord) if each.name not in ("take", "content", "result")
@@ -164,7 +165,7 @@ RECORD_FIELDS = tuple(
 def record_of(id: str, owner: str, number: int, *columns: Any) -> RequestRecord:
     """Return the record for a row: a take, `RECORD_FIELDS`, and headers and body of both contents.
 
-    :param columns: None stands for a body that was not read, and for a missing result.
+    :param columns: the other columns. None stands for an unread body or a missing result.
     """
     *values, headers, body, result_headers, result = columns
     return RequestRecord(
@@ -185,11 +186,11 @@ def taken_of(owner: str, pool: str, id: str, number: int, *columns: Any) -> Take
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """The numbers of a pool's requests that are not over, and of its kept failed requests."""
+    """The numbers of a pool's unfinished requests by state, and of its failed requests."""
 
     waiting: int
     running: int
     paused: int
-    # The Unix time in seconds since which the oldest due request has waited, None without one.
+    # The Unix time since which the oldest due request has waited; None without due requests.
     oldest: float | None
     failed: int = 0

@@ -1,6 +1,6 @@
 """Parses addresses of AWS brokers: ``sqs://REGION/PREFIX?...``, ``kinesis://REGION/STREAM?...``.
 
-An address never contains credentials, because boto3 finds them in its usual places.
+An address never contains credentials, because boto3 finds the credentials in its usual places.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The common part of the AWS brokers: waking listeners, and waiting for senders at the end."""
+"""The common part of the AWS brokers: they wake listeners, and wait for senders when they close."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from qdo.broker_errors import UnusableBrokerError
 from qdo.brokers.base import Broker
 
 Wake = Callable[[Iterable[str]], None]
-# How long `close` waits for open calls, which is longer than their timeout.
+# The maximum time that `close` waits for open calls; longer than the timeout of a call.
 CLOSE_SECONDS = 25.0
 
 
 class AwsBroker(Broker):
-    """A broker whose subscriptions wake the listeners, and whose messages AWS deletes."""
+    """A broker at AWS. Its subscriptions wake the listeners, and AWS deletes its messages."""
 
     id_node = 0
 

@@ -1,7 +1,7 @@
-"""boto3 clients: one session for each process, a client for each use, and credentials.
+"""Creates boto3 clients from one session for each process, and checks their credentials.
 
-Many threads or greenlets may use a client at once. A lock protects the creation of clients, because
-they share the caches of the session.
+Many threads or greenlets may use a client at once. Clients share the session's caches, so a lock
+protects their creation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from qdo.errors import SettingsError
 from qdo.system.per_process import PerProcess
 from qdo.text import describe
 
-# The session of this process. It is not thread-safe, so use it within `PerProcess.locked`.
+# The session of this process. A session is not thread-safe, so use it within `PerProcess.locked`.
 sessions: PerProcess[Any] = PerProcess(boto3.Session)
 CONNECT_SECONDS = 5.0
-# Default timeout of an answer; a long poll needs a timeout longer than its wait.
+# The default time to wait for a response; a long poll needs a longer timeout than its wait.
 READ_SECONDS = 20.0
 # Default number of attempts, for repeatable calls only.
 ATTEMPTS = 3
 
 
 def checked(credentials: Any) -> Any:
-    """Make boto3 credentials raise errors of boto3's clients when a renewal fails."""
+    """Make credentials raise the same errors as boto3's clients when a renewal fails."""
     # If the credential process prints no credentials or expired credentials, boto3 raises a
     # ValueError, an OSError or a RuntimeError.
     if credentials is not None and not hasattr(credentials, "_qdo_checked"):
@@ -50,7 +50,7 @@ def checked(credentials: Any) -> Any:
 
 @contextlib.contextmanager
 def retrieving() -> Iterator[None]:
-    """Translate errors during credential retrieval into errors of boto3's clients."""
+    """Translate errors of credential retrieval into errors that boto3's clients raise."""
     try:
         yield
     except boto.BotoCoreError:
@@ -68,10 +68,10 @@ def make_client(
 ) -> Any:
     """Return a new boto3 client; make no call.
 
-    :param connections: maximum number of open calls; further calls wait.
-    :param attempts: maximum attempts of botocore's standard retries; 1 if the caller retries.
-    :raises CredentialsError: the configuration files of AWS cannot be used.
-    :raises SettingsError: another setting in AWS's variables and files cannot be used.
+    :param connections: the maximum number of open calls; further calls wait.
+    :param attempts: the maximum number of attempts that botocore makes; 1 if the caller retries.
+    :raises CredentialsError: boto3 cannot read the configuration files of AWS.
+    :raises SettingsError: another setting in AWS's variables or files is invalid.
     """
     config = Config(
         region_name=place.region,
@@ -86,7 +86,7 @@ def make_client(
     )
     try:
         with sessions.locked() as session:
-            if session.region_name is None:  # assuming a role makes calls as well
+            if session.region_name is None:  # boto3 also needs a region to assume a role
                 session._session.set_config_variable("region", place.region)
             _credentials(session)
             client = session.client(
@@ -114,14 +114,14 @@ def make_calls(
     read_seconds: float = READ_SECONDS,
     version: str = "1.0",
 ) -> Calls:
-    """Return a maker of frequent calls, which does not retry; make no call now.
+    """Return an object that makes frequent calls without retries; make no call yet.
 
-    Its answers have the types of JSON. Behind a proxy they have the types of boto3: bytes instead
-    of base64, and datetimes instead of numbers.
+    The responses contain JSON types. If a proxy is configured, they contain boto3's types: bytes
+    instead of base64, and datetimes instead of numbers.
 
-    :param target: prefix of the names of actions in the JSON protocol, as in ``AmazonSQS``.
-    :param methods: names of a boto3 client's methods, by action.
-    :raises CredentialsError, AwsUnreachableError: files of AWS, or certificates, cannot be read.
+    :param target: the prefix of action names in the JSON protocol, such as ``AmazonSQS``.
+    :param methods: the name of the boto3 client's method for each action.
+    :raises CredentialsError, AwsUnreachableError: qdo cannot read AWS's files or the certificates.
     """
     client = make_client(place, connections=connections, read_seconds=read_seconds, attempts=1)
     with sessions.locked() as session:
@@ -145,6 +145,6 @@ def make_calls(
 
 
 def _credentials(session: Any) -> Any:
-    """Return the credentials of a session and its clients; None without credentials."""
+    """Return the credentials of a session and its clients; None if it has no credentials."""
     with retrieving():
         return checked(session.get_credentials())

@@ -1,6 +1,6 @@
-"""Translates boto3 errors into qdo errors of one line that name the remedy.
+"""Translates boto3 errors into qdo errors, which fit on one line and name the remedy.
 
-This module needs boto3, so import it only for a broker at AWS.
+This module needs boto3, so qdo imports it only for AWS brokers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from qdo.brokers.aws.address import ServiceAddress
 from qdo.errors import QdoError
 from qdo.text import closest
 
-# Errors that boto3's clients raise for calls; they wrap urllib3's errors.
+# The errors that calls of boto3's clients raise; urllib3's errors are wrapped in these classes.
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 
-# The maximum length of a server's answer in an error, in characters.
+# The maximum length of a server's response in an error, in characters.
 SHOWN_CHARACTERS = 300
 # Status codes that proxies and gateways return, without an AWS error code.
 TOO_LATE = 408
@@ -39,7 +39,7 @@ SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _CLOCK = {"RequestExpired", "RequestTimeTooSkewed"}
-# Prefixes of AWS messages about the clock, which have the code of wrong credentials.
+# Prefixes of AWS's messages about a wrong clock; their error code is that of wrong credentials.
 _CLOCK_REASONS = ("Signature expired", "Signature not yet current")
 _CREDENTIALS = {
     "AuthFailure",
@@ -128,7 +128,7 @@ _OUT_OF_REACH = (
     boto.UnknownEndpointError,
     boto.UnknownRegionError,
 )
-# S3 operations whose permission has a different name.
+# The permissions of S3 operations, where their names differ.
 _PERMISSIONS = {
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",
@@ -143,10 +143,10 @@ def permission(service: str, operation: str) -> str:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the error code of an AWS answer, without its namespace; "" without a code."""
+    """Return the error code of an AWS response without its namespace; "" if there is no code."""
     if not isinstance(error, boto.ClientError):
         return ""
-    # The code is AWS.SimpleQueueService.NonExistentQueue or, in the other protocol,
+    # The two protocols have different codes: AWS.SimpleQueueService.NonExistentQueue and
     # QueueDoesNotExist.
     return str(error.response.get("Error", {}).get("Code", "")).rsplit(".", 1)[-1]
 
@@ -154,8 +154,8 @@ def code_of(error: BaseException) -> str:
 def is_not_found(error: BaseException) -> bool:
     """Return whether a queue, stream, shard, bucket or object does not exist."""
     if _is_bare_404(error):
-        # S3 answers HEAD without a body, and so without a code. Any other such answer is not from
-        # AWS.
+        # S3 responds to HEAD without a body, and so without a code. A 404 without a code to any
+        # other request is not from AWS.
         return str(getattr(error, "operation_name", "")).startswith("Head")
     return code_of(error) in _NOT_FOUND
 
@@ -169,12 +169,12 @@ def is_throttling(error: BaseException) -> bool:
 
 
 def is_throttling_code(code: str) -> bool:
-    """Return whether an error code, such as one of a batch entry, means throttling."""
+    """Return whether an error code, for example of a batch entry, means throttling."""
     return code.rsplit(".", 1)[-1] in _THROTTLED
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry of the same call can succeed without an operator."""
+    """Return whether a retry of the same call can succeed without an operator's help."""
     if isinstance(error, boto.ClientError):
         status = _status(error)
         return is_throttling(error) or status >= 500 or status in (TOO_LATE, TOO_MANY)
@@ -258,7 +258,7 @@ def regions() -> tuple[str, ...]:
 
 
 def _region_hint(region: str) -> str:
-    """Return a hint about a region that boto3 does not know, which may just be new."""
+    """Return a hint about a region that boto3 does not know; the region may be new."""
     known = regions()
     if region in known:
         return ""
@@ -282,6 +282,6 @@ def _line(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a shortened text on one line, because a proxy may answer with a whole HTML page."""
+    """Return a text shortened to one line, because a proxy may respond with a whole HTML page."""
     line = " ".join(text.split()).rstrip(".")
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."

@@ -1,9 +1,9 @@
-"""Make requests in AWS's JSON protocol without the overhead of a boto3 client; check the answers.
+"""Make requests in AWS's JSON protocol without the overhead of a boto3 client; check responses.
 
-A request takes 0.25 ms of a core; a boto3 client takes 0.8 ms (`bench/sqs.py`). With two requests
-per ten messages, the client would be most of the cost of consuming. Credentials, their renewal, the
-endpoint, the signature and the trusted certificates still come from boto3. If a proxy is
-configured, the boto3 client is used.
+A request takes 0.25 ms of a core, and 0.8 ms through a boto3 client (`bench/sqs.py`). A consumer
+makes two requests for ten messages, so a client would be most of its cost. Boto3 still provides the
+endpoint, credentials, signatures and trusted certificates. If a proxy is configured, qdo uses the
+boto3 client.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from botocore.utils import get_environ_proxies
 
 from qdo.system.http_responses import BoundedResponse
 
-# Header of every AWS response.
+# A header that every AWS response has.
 _REQUEST_ID = "x-amzn-RequestId"
 # S3 actions whose responses have an ETag.
 _OF_OBJECTS = ("GetObject", "PutObject")
 _SHOWN_BYTES = 100
-# Errors of a connection that the server closed while it was idle.
+# Errors that mean that the server has closed an idle connection.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
@@ -39,10 +39,10 @@ class NotAnAwsResponseError(boto.HTTPClientError):  # type: ignore[misc]
 
 
 def answer_of(content: bytes, known: bool) -> dict[str, Any] | None:
-    """Return the content of a response in the JSON protocol; None for one not from AWS."""
-    # A proxy, a gateway or a login page may also respond with status 200. A boto3 client accepts
-    # such a response as one without messages or queues. Only a response with a request id (`known`)
-    # may be empty.
+    """Return the content of a response in the JSON protocol; None if it is not from AWS."""
+    # A proxy, a gateway or a login page may also respond with status 200. A boto3 client takes its
+    # response for one without messages or queues. Only a response with a request id (`known`) may
+    # be empty.
     if not content:
         return {} if known else None
     try:
@@ -58,8 +58,8 @@ def _shown(content: bytes) -> str:
 
 def check_protocol(client: Any) -> None:
     """Make a boto3 client reject responses that are not from AWS."""
-    # boto3 accepts an HTML page with status 200 as the confirmation that an object was stored, or
-    # as the content of a requested object.
+    # If a proxy returns an HTML page with status 200, boto3 believes that it stored an object, or
+    # returns the page as the object's content.
     if client.meta.service_model.service_name == "s3":
         client.meta.events.register("before-parse", _reject_foreign_of_s3)
     elif client.meta.service_model.resolved_protocol == "json":
@@ -76,8 +76,8 @@ def _reject_foreign(response_dict: Mapping[str, Any], **_: Any) -> None:
 def _reject_foreign_of_s3(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
     status = response_dict["status_code"]
     headers = response_dict["headers"]
-    # S3 sends a request id in every response. Some compatible services do not. But their responses
-    # about an object have an ETag, and all their other responses are XML or empty.
+    # S3 sends a request id in every response. Some compatible services send none. But their
+    # responses about an object have an ETag, and all their other responses are XML or empty.
     if status >= 300 or "etag" in headers or any(n.lower().startswith("x-amz") for n in headers):
         return
     page = str(headers.get("content-type", "")).lower().startswith("text/html")
@@ -105,14 +105,14 @@ def _refusal(action: str, status: int, content: bytes) -> boto.ClientError:
 
 class Calls(Protocol):
     def call(self, action: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a request and return its answer; raise the same errors as boto3's clients."""
+        """Make a request and return the response; raise the same errors as boto3's clients."""
 
     def close(self) -> None:
         """Close the connections."""
 
 
 class ClientCalls:
-    """Makes requests through a boto3 client, whose methods `methods` names by action."""
+    """Makes requests through a boto3 client; `methods` maps each action to a method name."""
 
     def __init__(self, client: Any, methods: Mapping[str, str]) -> None:
         self._client = client
@@ -132,14 +132,14 @@ def is_direct(client: Any) -> bool:
 
 
 class HttpCalls:
-    """Makes requests over separate connections. Safe for greenlets and threads.
+    """Makes requests over its own pool of connections. Safe for greenlets and threads.
 
-    :param client: boto3 client, for its endpoint and region; not used for requests.
-    :param certificates: file or folder with trusted certificates. None: as for boto3's clients, the
-        certificates in REQUESTS_CA_BUNDLE or in boto3.
-    :param target: prefix of all action names, such as ``AmazonSQS``.
-    :param connections: maximum number of idle connections to keep.
-    :raises SSLError: the certificates cannot be read.
+    :param client: a boto3 client that provides the endpoint and region, but makes no requests.
+    :param certificates: a file or folder with trusted certificates. None: the certificates in
+        REQUESTS_CA_BUNDLE or in boto3, which boto3's clients trust.
+    :param target: the prefix of all action names, such as ``AmazonSQS``.
+    :param connections: the maximum number of idle connections to keep.
+    :raises SSLError: qdo cannot read the certificates.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class HttpCalls:
         return answer
 
     def _exchange(self, body: bytes, headers: dict[str, str]) -> tuple[int, bytes, bool]:
-        """Send a request; repeat it if the server had already closed the connection."""
+        """Send a request; repeat it if the server had closed the idle connection."""
         while True:
             kept = self._idle.pop() if self._idle else None
             connection = kept if kept is not None else self._connected()
@@ -214,8 +214,8 @@ class HttpCalls:
                     continue
                 raise self._unreachable(error) from error
             except BaseException:
-                # Close the connection even after gevent's Timeout and GreenletExit, which are not
-                # Exceptions, because a late answer must not reach the next request.
+                # Gevent's Timeout and GreenletExit are not Exceptions. A late response must not
+                # reach the next request, so close the connection after every error.
                 connection.close()
                 raise
             if response.will_close or len(self._idle) >= self._connections:
@@ -257,8 +257,8 @@ class HttpCalls:
 
 
 def _trusting(certificates: str) -> ssl.SSLContext:
-    # Be as strict as boto3's clients. From Python 3.13 on, ssl.create_default_context is stricter
-    # and rejects private authorities that boto3 accepts.
+    # Check as strictly as boto3's clients. Since Python 3.13, ssl.create_default_context is
+    # stricter and rejects private authorities that boto3 accepts.
     context: ssl.SSLContext = create_urllib3_context()
     context.check_hostname = True  # boto3's clients check the host name themselves
     if os.path.isdir(certificates):

@@ -1,8 +1,9 @@
 """Store bodies that are too large for SQS as objects in an S3 bucket.
 
-qdo stores an object before the message that points to it, and deletes the object after that
-message. An interruption can leave an unused object, but never a message without its body. An expiry
-rule of the bucket, longer than the queue's retention, deletes unused objects.
+qdo stores an object before the message that points to the object, and deletes the message before
+the object. So an interruption can leave an unused object, but never a message without its body.
+Operators set an expiry rule on the bucket, longer than the queue's retention, to delete unused
+objects.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ log = logging.getLogger(__name__)
 # The maximum number of objects that one call deletes.
 DELETE_CHUNK = 1000
 READ_SECONDS = 60.0
-# The maximum bytes of a body, which is held in memory.
+# The maximum size of a body in bytes. The worker holds the body in memory.
 MAX_S3_BODY = 64 * 1024 * 1024
-# The number of queues of one worker that may read bodies at once; urllib3 warns about more.
+# The number of queues that may read bodies at once in one worker; urllib3 warns about more.
 CONNECTIONS = 100
 
 
 class Objects:
     """The objects of one bucket. Safe to use from several threads or greenlets.
 
-    :param place: the address of SQS; S3 is used in the same region or at the same endpoint.
+    :param place: the address of SQS; qdo uses S3 in the same region or at the same endpoint.
     :param bucket: the name of the bucket, or BUCKET/PREFIX.
     """
 
     # Methods do not follow pointers to other buckets, or to names without the prefix. Otherwise a
-    # sender could make the worker read and delete any object that its credentials allow. Methods
-    # raise the errors of `aws.errors.translation`.
+    # sender could make the worker read or delete any object that the worker's credentials allow.
+    # Methods raise the errors of `aws.errors.translation`.
 
     def __init__(self, place: ServiceAddress, bucket: str, connections: int = CONNECTIONS) -> None:
         self._place = ServiceAddress("s3", place.region, place.endpoint)
@@ -52,14 +53,14 @@ class Objects:
         return pointer.bucket == self._bucket and pointer.key.startswith(self._prefix)
 
     def put(self, queue: str, body: bytes) -> BodyPointer:
-        """Store a body and return its location; its name begins with the queue, for operators."""
+        """Store a body under a name that begins with its queue; return its location."""
         key = f"{self._prefix}{queue}/{uuid.uuid4()}"
         with translate(self._place, "bucket", self._bucket):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
         return BodyPointer(self._bucket, key)
 
     def get(self, pointer: BodyPointer) -> bytes | None:
-        """Return a body; None if the object does not exist, because its message was deleted.
+        """Return a body; None if the object does not exist because its message was deleted.
 
         :raises ObjectTooLargeError: the body would take too much memory.
         """
@@ -71,7 +72,7 @@ class Objects:
             stream = answer["Body"]
             size = answer.get("ContentLength")
             body = b""
-            if size is None:  # some S3-compatible services do not send it
+            if size is None:  # some S3-compatible services send no length
                 body = stream.read(MAX_S3_BODY + 1)
                 size = len(body)
             elif size <= MAX_S3_BODY:
@@ -101,7 +102,7 @@ class Objects:
                 )
 
     def check(self) -> None:
-        """Raise an error if the bucket cannot be used; called when the broker is opened."""
+        """Raise an error if qdo cannot use the bucket; opening the broker calls this."""
         # A role that may not list the bucket may still read and write its objects.
         with (
             contextlib.suppress(AccessDeniedError),

@@ -1,4 +1,4 @@
-"""The common part of senders to SQS and Kinesis: repeated calls, and errors of unsent messages.
+"""The common part of the SQS and Kinesis senders: retries, and errors for unsent messages.
 
 Both services may store some messages of a call and reject others. A sender repeats the call with
 the rejected messages while `SendAttempts.wait` returns True.
@@ -18,12 +18,12 @@ from qdo.brokers.aws.errors import SERVICES, is_throttling_code
 from qdo.errors import PartialSendError, QdoError
 from qdo.text import join_some
 
-# The last attempt begins this long after the first attempt or the last progress.
+# The time from the first attempt, or the last progress, to the start of the last attempt.
 PATIENCE_SECONDS = 30.0
 
 
 class SendAttempts:
-    """The attempts to send some messages; `stopped` ends the attempts."""
+    """The attempts to send some messages; setting `stopped` ends them."""
 
     # Only time limits the attempts. A limit on their number would end them after a few short
     # delays, long before a service that throttles a burst accepts more messages.
@@ -50,7 +50,7 @@ class SendAttempts:
         if left <= 0:
             return False
         self._failures += 1
-        delay = self._backoff.delay(self._failures, random.random())  # spreads pauses
+        delay = self._backoff.delay(self._failures, random.random())  # spreads the retries
         return not self._stopped.wait(min(delay, left))
 
 
@@ -81,10 +81,10 @@ def rejection(
 
 
 def unsent_error(sent: Sequence[object], error: QdoError) -> QdoError:
-    """Return the error for a call that stored only some of its messages, or none.
+    """Return the error for a call that stored only some of its messages, or no messages.
 
-    :param sent: the id of each message, None for unsent messages.
-    :param error: the reason, which is also the result if nothing was sent.
+    :param sent: the id of each message; None for an unsent message.
+    :param error: the cause; the function returns it if no message was sent.
     """
     unsent = tuple(index for index, each in enumerate(sent) if each is None)
     if len(unsent) == len(sent):

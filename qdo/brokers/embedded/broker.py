@@ -1,7 +1,7 @@
 """The embedded broker: a SQLite file that the processes of one machine share, and its queues.
 
-A message is on disk when `send()` returns its id. Positions are the UUIDv1 times of the commits.
-They are unique, and increase in the order of the commits in the whole file.
+A message is on disk when `send()` returns its id. Positions are UUIDv1 times of commits. In the
+whole file, positions are unique and increase in the order of the commits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdo.queues import check_queue_name
 from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, open_database, translated
 
-# The maximum in one query, because forks wait for its end.
+# The maximum number of queues in one query, because a fork waits for the end of the query.
 MAX_QUEUES = 1000
 
 _ALL_NAMES = Query("SELECT name FROM queues WHERE app = :app ORDER BY name", "t")
@@ -61,9 +61,10 @@ _DELETE = (
     "DELETE FROM queues WHERE id = ?",
 )
 log = logging.getLogger(__name__)
-# The messages that one transaction deletes, which delays other writers by a few milliseconds.
+# The number of messages that one transaction deletes. It delays other writers by a few
+# milliseconds.
 RETIRE_CHUNK = 1000
-# Done messages dated further ahead are logged, because they cannot be deleted for a long time.
+# The broker logs done messages with later positions, because it cannot delete them for long.
 AHEAD_SECONDS = 3600.0
 _NODE = Query("SELECT node FROM file", "i")
 _RETIRE = """
@@ -171,7 +172,7 @@ class SqliteBroker(GroupCommitBroker):
                 return total
 
     def delete_queue(self, queue: str, last: int) -> None:
-        # Outside the transaction, because a deletable shard stays deletable.
+        # Check outside the transaction, because a deletable shard stays deletable.
         check_deletable(queue, self.streams)
         self._writer.run(lambda transaction: check_empty(transaction, queue, last))
         while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
@@ -205,7 +206,7 @@ class EmbeddedBroker(SqliteBroker):
         self._wakeups = f"{path}.wakeups"
         self._clock = clock
         self._stops: list[Callable[[], None]] = []
-        with unforked:  # the file has no guard before the writer exists
+        with unforked:  # before the writer exists, the file has no guard against forks
             reading = open_database(path, MESSAGES)
             try:
                 with translated(path):
@@ -220,13 +221,13 @@ class EmbeddedBroker(SqliteBroker):
 
     @property
     def waiting(self) -> int:
-        """The number of calls of this process that wait for their commit."""
+        """The number of this process's calls that wait for their commit."""
         return self._writer.waiting
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
         delays = DelayScheduler(self.tables, self._clock)
         while delays.step() == 0:
-            pass  # due messages must be readable on return, even in burst mode
+            pass  # move all due messages before returning, also for burst mode
         with translated(self.tables.path):
             listener = CommitListener(self.tables, self._wakeups, wake, delays.step)
         self._stops.append(listener.stop)

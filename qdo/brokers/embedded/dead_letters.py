@@ -69,7 +69,7 @@ LIMIT :chunk
 """,
     "i",
 )
-# Index for searches by time. `dead_at` comes after the body, so reading each row would be slow.
+# An index for searches by time. Without it, SQLite would read each body to reach `dead_at`.
 _EXPIRED = Query(
     """
 SELECT position FROM dead_letters INDEXED BY dead_letters_by_time
@@ -79,7 +79,7 @@ LIMIT :chunk
     "i",
 )
 _QUEUE_ID = Query("SELECT id FROM queues WHERE app = :app AND name = :name", "i")
-# The number of dead letters that one transaction deletes; other processes wait for its end.
+# The number of dead letters that one transaction deletes; other writers wait for its end.
 PRUNED_AT_ONCE = 1000
 
 
@@ -124,7 +124,7 @@ class EmbeddedDeadLetters(SqlDeadLetters):
 
     def _delete(self, name: str, query: Query, **values: Any) -> int:
         total = 0
-        # Look without the write lock, because most calls find nothing.
+        # Look without the write lock, because most calls find no letters to delete.
         while letters := self._read(query, chunk=PRUNED_AT_ONCE, **values):
             total += sum(self.discard([(name, position) for (position,) in letters]))
         return total

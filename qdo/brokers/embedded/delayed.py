@@ -1,8 +1,8 @@
 """Delayed messages and deduplication keys of the embedded broker, for senders and operators.
 
-A delayed message waits in a separate table until it is due. Then a listener moves it into its
-queue, where it gets its position. This is one transaction, so after a crash the message is in
-exactly one of the two tables.
+A delayed message waits in a separate table until it is due. Then a listener moves the message into
+its queue, where it gets its position. The move is one transaction, so after a crash the message is
+in exactly one of the two tables.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from qdo.positions import message_id, position_of_time, time_of_position
 
 log = logging.getLogger(__name__)
 
-# Limits of one transaction that moves messages, because the transaction blocks other writers. The
-# first message may be larger.
+# The limits of one transaction that moves messages and so blocks other writers. The first message
+# may be larger.
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
-# Number of expired keys to delete for each stored key, so expired keys never accumulate.
+# The number of expired keys to delete for each new key, so expired keys never accumulate.
 TRIM = 16
-# Delay before a retry after a failed move of due messages.
+# The delay before a retry after the listener failed to move due messages.
 RETRY_SECONDS = 5.0
-# Minimum time between two checks for an earlier due time. A check at every wakeup would make
-# listening to a busy sender 8 % more expensive.
+# The minimum time between two checks for an earlier due time. With a busy sender, a check at every
+# wakeup would make listening 8 % more expensive.
 LOOK_PAUSE_SECONDS = 0.01
 _SECOND = 10_000_000
 
@@ -94,7 +94,7 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     queue = tail.root or tail.id
     key = options.dedup_key
     if tail.root is not None and message.key is not None:
-        key = key_hash(message.key) + key  # per message key; outlives a shard
+        key = key_hash(message.key) + key  # unique for each message key, even after a split
     execute = transaction.connection.execute
     now = transaction.now()
     sent = _SENT.first(transaction.connection, (queue, key, now))
@@ -123,7 +123,7 @@ def _delay(transaction: Transaction, message: Outgoing, due: int) -> str:
     queue = transaction.tail_for(message).id
     execute = transaction.connection.execute
     earliest = _NEXT.first(transaction.connection, {"app": transaction.app})
-    # Listeners sleep until the earliest due time, so only an earlier message must wake them.
+    # Listeners sleep until the earliest due time, so only an earlier message wakes them.
     transaction.rings = transaction.rings or earliest is None or due < earliest[0]
     identifier = transaction.new_id(message)
     values = (transaction.app, due, queue, identifier, message.key, message.headers, message.body)
@@ -147,7 +147,7 @@ class _Due(NamedTuple):
 
 def move_due(transaction: Transaction, now: int) -> int:
     """Move due messages into their queues, in order of due time; return their number."""
-    # The next transaction moves messages beyond the limits.
+    # The next transaction moves the messages beyond the limits of this one.
     due = _take(transaction, now)
     if not due:
         return 0  # another listener moved them and woke the owners
@@ -188,7 +188,7 @@ class DelayScheduler:
 
     def step(self) -> float | None:
         """Move due messages; return the seconds until the next due time, or None."""
-        # Check before taking the write lock, because another listener may have moved them already.
+        # Check before taking the write lock, because another listener may have moved the messages.
         now = time.monotonic()
         if now < self._not_before:
             return self._not_before - now

@@ -32,7 +32,7 @@ _SIZES = Query(
 
 Rows = Sequence[tuple[int, bytes, "str | None", "str | None"]]
 log = logging.getLogger(__name__)
-# Time between looks without a wakeup, because a sender may die between commit and wakeup.
+# The maximum time between looks, because a sender may die between its commit and the wakeup.
 LOOK_SECONDS = 5.0
 CHANGED = Query("SELECT head, app, name FROM queues WHERE head > :seen ORDER BY head", "itt")
 _NEWEST = Query("SELECT max(head) FROM queues", "I")
@@ -51,7 +51,7 @@ class EmbeddedReader:
         self._id: int | None = None
 
     def fetch(self, limit: int) -> Rows:
-        """Return the next rows in SQLite's form; fewer if large bodies use too much memory."""
+        """Return the next rows in SQLite's form; fewer if their bodies need too much memory."""
         try:
             with unforked:
                 rows: Rows = self._fetch(limit)
@@ -77,7 +77,7 @@ class EmbeddedReader:
         if found[0] * limit > FETCH_BYTES:
             limit = self._fitting(limit)
         rows = connection.execute(_FETCH.sql, (self._id, self._after, limit)).fetchall()
-        # This takes half the time of `_FETCH.all`, and saves 5 % of the time of an empty job.
+        # This check takes half the time of `_FETCH.all`, and saves 5 % of the time of an empty job.
         for position, body, key, headers in rows:
             if (
                 type(position) is not int
@@ -89,7 +89,7 @@ class EmbeddedReader:
         return rows
 
     def _fitting(self, limit: int) -> int:
-        """Return how many of the next `limit` rows fit; SQLite knows sizes without reading rows."""
+        """Return how many of the next `limit` rows fit, without reading the bodies."""
         size = 0
         count = 0
         for (length,) in _SIZES.each(self._connection, (self._id, self._after, limit)):
@@ -103,9 +103,9 @@ class EmbeddedReader:
 class CommitListener:
     """Waits for wakeups and due messages on a thread (a greenlet under gevent).
 
-    :param wake: called with the names of the queues that received messages.
-    :param move: moves due messages into their queues; returns the seconds until more are due, None
-        without delayed messages.
+    :param wake: a function that the listener calls with the names of queues with new messages.
+    :param move: a function that moves due messages into their queues. It returns the seconds until
+        the next message is due, or None if there are no delayed messages.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class CommitListener:
         self._wake = wake
         self._move = move
         self._retries = RetryLog(log, f"file {tables.path}")
-        # Do this before the look, so that no message after the look goes unnoticed.
+        # Open the pipe before the first look, or the listener could miss a message after the look.
         self._pipe = PipeThread(wakeups, Rights.of(tables.path), self._step_or_warn)
         try:
             ((newest,),) = tables.read(_NEWEST)

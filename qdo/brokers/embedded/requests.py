@@ -1,7 +1,7 @@
 """Requests in the embedded broker's file.
 
-Each change is one statement that checks the take, in the transaction that sends its messages.
-`take` first looks without the write lock, because idle workers look often.
+Each change is one statement that also checks the take. The same transaction sends the messages of
+the change. `take` first looks without the write lock, because idle workers look often.
 
 SQLite refuses values of a wrong type from any program, so no row can block other rows.
 """
@@ -51,9 +51,9 @@ from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import translated
 from qdo.system.wakeup_pipes import PipeThread
 
-# Time between calls of `wake` without a wakeup.
+# The time after which a listener calls `wake` even without a wakeup.
 QUIET_SECONDS = 60.0
-# Tolerance for the error of a Unix time as a float, which is a microsecond.
+# The tolerance for the rounding error of a Unix time as a float, about a microsecond.
 SLACK_SECONDS = 0.00001
 
 _ADD = """
@@ -89,7 +89,7 @@ _DUE = Query(
     " ORDER BY rank, number LIMIT :places",
     _TAKEN_TYPES,
 )
-# Search for the first requests of each priority, because no index has the order of all.
+# Search for the first requests of each priority, because no index has the order of all requests.
 _OLDEST = Query(
     f"{_TAKEN} FROM requests WHERE number IN ("  # noqa: S608 - constants
     + " UNION ALL ".join(
@@ -161,7 +161,7 @@ _FIND, _FIND_BRIEF = (
 )
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _ENDS = {each: f"state = 3 AND outcome = '{each}'" for each in OUTCOMES}
-# Queries by condition and order, for which SQLite chooses the right index.
+# The queries by condition and order. For a separate query, SQLite chooses the right index.
 _LIST = {
     (condition, order): Query(
         f"{_RECORD}, NULL, x'', NULL, NULL FROM requests WHERE app = :app AND {condition}"  # noqa: S608
@@ -173,7 +173,7 @@ _LIST = {
     for condition in ("true", *_CONDITIONS, *_ENDS.values())
     for order in ("ASC", "DESC")
 }
-# One index search for each pool, instead of a look at each request.
+# This query makes one index search for each pool, instead of reading each request.
 _POOLS_DUE = Query(
     """
 WITH RECURSIVE pools (name) AS (
@@ -253,7 +253,7 @@ def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
 
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
-    """Return each row once, because the oldest request may also be the most urgent."""
+    """Yield each row once, because the oldest request may also be the most urgent request."""
     numbers = set[int]()
     for row in rows:
         if row[0] not in numbers:
@@ -274,7 +274,7 @@ def _fitting(rows: Iterable[Row]) -> list[Row]:
 
 
 def _look(connection: sqlite3.Connection, of: dict[str, Any]) -> tuple[set[str], Taken]:
-    """Return the ids of the pool's requests that the worker owns, and a take without requests."""
+    """Return the ids of the worker's requests in the pool, and a `Taken` without requests."""
     own: dict[str, str | None] = dict(_OWN.all(connection, of))
     (next_due,) = _NEXT.first(connection, of) or (None,)
     return {*own}, Taken((), {id: mark for id, mark in own.items() if mark is not None}, next_due)
@@ -288,7 +288,8 @@ class EmbeddedRequests(RequestStore):
     """The requests of one app in a file.
 
     :ivar stops: functions that stop the listeners when the broker is closed.
-    :param check: returns the size of a message; raises an error if it cannot be stored.
+    :param check: a function that returns the size of a message, or raises an error if the broker
+        cannot store the message.
     """
 
     def __init__(self, tables: EmbeddedTables, check: Callable[[Outgoing], int]) -> None:
@@ -409,7 +410,7 @@ class EmbeddedRequests(RequestStore):
                 lambda transaction: sum(_execute(transaction, _DISCARD, id=id) for id in failed)
             )
         if not self._read(_EXPIRED, now=self._now()):
-            return 0  # without the write lock, because most calls find nothing
+            return 0  # without the write lock, because most calls find no expired requests
         return self._tables.change(lambda transaction: _execute(transaction, _EXPIRE))
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -429,7 +430,7 @@ class EmbeddedRequests(RequestStore):
         return time_of_position(self._tables.writer.clock())
 
     def _alter(self, statement: str, **values: Any) -> int:
-        """Make requests due, or mark them, and wake the listeners."""
+        """Execute a statement that makes requests due or marks them; wake the listeners."""
 
         def work(transaction: Transaction) -> int:
             changed = _execute(transaction, statement, **values)

@@ -1,27 +1,26 @@
-"""The tables of the embedded broker, and queries that check the types of their columns.
+"""The tables of the embedded broker, and a class of queries that check the types of columns.
 
 `messages` is one B-tree in the order in which workers read it, and contains the bodies. On 2 cores,
 a process fetches 2.0 million rows of 100 bytes per second from 16 queues in turn, compared to 0.9
 million from a table with a separate index.
 
-Writers assign positions under the write lock, and positions always increase in the whole file. So
-one index search on `head`, the newest position of a queue, finds the queues that changed since an
-earlier look. The next position follows `max(head)`.
+Writers assign positions under the write lock, and positions always increase in the whole file. The
+next position follows `max(head)`. `head` is the newest position of a queue, so one index search
+finds the queues that changed since an earlier look.
 
 A delayed message gets its position when it is due and moves into its queue. `queues.delayed` holds
-the number of delayed messages for backlog queries. `dedup` stores for some time which message was
-sent with a deduplication key.
+the number of delayed messages for backlog queries. `dedup` stores the message of each deduplication
+key until the key expires.
 
-`number` numbers the messages of a queue. Only the oldest messages are deleted, so the remaining
+`number` numbers the messages of a queue. The broker deletes only the oldest messages, so the
 numbers have no gaps, and the difference of two numbers is a count.
 
-SQLite never reuses an id (AUTOINCREMENT), because readers identify queues by id, and a command
-deletes listed delayed messages by number.
+SQLite never reuses an id (AUTOINCREMENT). So a reader's id of a queue, and a number that a command
+deletes, never refer to a later row.
 
-`Query` checks the type of each column that it reads. SQLite stores a value of any type in any
-column. In a damaged file a number may be a text, and the code after the query would fail later. So
-every query names the expected types. Another type is reported as damage, like damage that SQLite
-finds.
+`Query` checks the type of each column that it reads, because SQLite stores a value of any type in
+any column. In a damaged file a number may be a text, and later code would fail. So every query
+names the expected types, and reports another type as damage, like damage that SQLite finds.
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ _DEDUP = """
 """
 # See `qdo.brokers.requests`. SQLite refuses a value whose type differs from its column. Times are
 # Unix times in seconds. `rank` is the priority of a due request, and the due time of any other
-# waiting request. So one index gives both the priority of the next request and the next due time.
-# `due` keeps the given value.
+# waiting request. So one index gives both the next request by priority and the next due time. `due`
+# keeps the requested time.
 REQUESTS = re.sub(
     r"(\w+) (TEXT|INTEGER|REAL|BLOB)((?: NOT NULL)?(?: DEFAULT \S+)?),\n",
     lambda found: (
@@ -117,15 +116,16 @@ REQUESTS = re.sub(
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3;
 """,
 )
-# Failed requests stay for a long time, so this index finds expiring requests without them.
+# Failed requests stay for a long time, so the index of expiring requests excludes them.
 FAILURES = """
     DROP INDEX requests_over;
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3 AND outcome IS NOT 'failed';
     CREATE INDEX requests_failed ON requests (app, pool, number)
         WHERE state = 3 AND outcome = 'failed';
 """
-# A row for each present or past shard, see `qdo.brokers.streams`. `parents` is a JSON array. In the
-# table `queues`, `root` is the id of the first queue of a shard's stream, NULL for other queues.
+# The table has a row for each present or past shard; see `qdo.brokers.streams`. `parents` is a JSON
+# array. In the table `queues`, `root` is the id of the first queue of a shard's stream; NULL for
+# other queues.
 STREAMS = """
     ALTER TABLE queues ADD COLUMN root INTEGER;
     CREATE TABLE streams (
@@ -205,7 +205,7 @@ MESSAGES = Format(
         5: FAILURES,
     },
 )
-# The types by letter: integer, real, text and blob. A capital letter allows NULL.
+# The types of a column by letter: integer, real, text and blob. A capital letter allows NULL.
 _TYPES: dict[str, tuple[type, ...]] = {
     "i": (int,),
     "I": (int, NoneType),
@@ -224,8 +224,8 @@ Row = tuple[Any, ...]
 class Query:
     """A SELECT statement with a letter of `_TYPES` for each column."""
 
-    # Its methods raise `sqlite3.Error`, which `qdo.system.sqlite.translated` converts to errors of
-    # the file. A value of another type becomes DatabaseCorruptError.
+    # The methods raise `sqlite3.Error`, also for a value of another type. The callers'
+    # `qdo.system.sqlite.translated` converts the error to an error that names the file.
 
     __slots__ = ("_kinds", "_known", "sql")
 
@@ -242,7 +242,7 @@ class Query:
         return list(map(self._checked, rows))
 
     def each(self, connection: sqlite3.Connection, parameters: Parameters = ()) -> Generator[Row]:
-        """Yield the rows one by one, for callers that do not read all rows."""
+        """Yield the rows one by one, because the caller may not read all rows."""
         with contextlib.closing(connection.execute(self.sql, parameters)) as cursor:
             yield from map(self._checked, cursor)
 

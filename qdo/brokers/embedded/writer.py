@@ -1,9 +1,10 @@
-"""Write to the embedded broker's file: group commit, a fair write lock, and the transaction itself.
+"""Write to the embedded broker's file, with group commit and a fair write lock.
 
-All writes of a process go through one native thread.
+One native thread makes all writes of a process.
 
-The thread commits the calls of a group together: one transaction, one sync, one wakeup. If a group
-fails, the thread retries each call in a separate transaction, and each gets its error.
+The thread commits the calls of a group together, with one transaction, one sync and one wakeup. If
+a group fails, the thread retries each call in a separate transaction, and each call gets its own
+error.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from qdo.system.native import sleep
 from qdo.system.sqlite import ReplacedFileCheck, is_busy, open_database, translate, translated
 
 BUSY_SECONDS = 30.0
-# Maximum wait at the gate, because a process that is suspended inside must not block all others.
+# The maximum wait at the gate, because a process suspended inside must not block all others.
 GATE_SECONDS = 1.0
 _EAGER_SECONDS = 0.05
 _EAGER_PAUSE_SECONDS = 0.0001
@@ -113,9 +114,9 @@ def _begin(connection: sqlite3.Connection) -> bool:
 
 def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
     """Repeat `attempt` until it succeeds; return False after `seconds`."""
-    # A commit takes less than a millisecond, so all pauses are short. With them, the slowest 1 % of
-    # sends of four busy processes take 6 ms; with doubling pauses, 12 ms. A longer wait means that
-    # a process is suspended.
+    # A commit takes less than a millisecond, so all pauses are short. With short pauses, the
+    # slowest 1 % of the sends of four busy processes take 6 ms; with doubling pauses, 12 ms. A
+    # longer wait means that a process is suspended.
     began = time.monotonic()
     while not attempt():
         waited = time.monotonic() - began
@@ -137,10 +138,10 @@ class Tail:
 
 
 class Transaction:
-    """The operations of a call that holds the write lock.
+    """A transaction that holds the write lock, and its operations on queues.
 
-    :ivar rings: whether to wake listeners of queues after the transaction.
-    :ivar wakes_takers: whether to wake listeners of requests after the transaction.
+    :ivar rings: whether to wake the listeners of queues after the transaction.
+    :ivar wakes_takers: whether to wake the listeners of requests after the transaction.
     """
 
     def __init__(
@@ -159,12 +160,12 @@ class Transaction:
         self._max_queues = max_queues
         self._newest: int | None = None
         self._tails: dict[str, Tail] = {}
-        self._shards: dict[str, Tail] = {}  # separate, because each of their messages is examined
+        self._shards: dict[str, Tail] = {}  # separate, because messages for shards need checks
         self._maps: dict[str, ShardMap] = {}  # by stream, until a split
         self._rows: list[tuple[int, int, int, bytes, str | None, str | None]] = []
 
     def append(self, messages: Sequence[Outgoing]) -> range:
-        """Add messages after all others in the file; return their positions."""
+        """Add messages after all other messages in the file; return their positions."""
         first = self._next_position()
         for position, message in enumerate(messages, first):
             tail = self._tails.get(message.queue) or self.tail_for(message)
@@ -180,8 +181,8 @@ class Transaction:
         return range(first, first + len(messages))
 
     def tail_for(self, message: Outgoing) -> Tail:
-        """Return the end of the queue that gets a message; for a stream, of its open shard."""
-        # The name of a sealed, deleted or wrong shard leads to the open shard of the message's key.
+        """Return the end of the queue that gets a message; in a stream, this is an open shard."""
+        # If the message names a sealed, deleted or wrong shard, the open shard of its key gets it.
         name = message.queue
         tail = self._find(name)
         if tail is not None and tail.root is None:
@@ -200,8 +201,8 @@ class Transaction:
 
     def now(self) -> int:
         """Return the time at which the transaction began, as a position."""
-        # If two messages have the same due time, the second must not be sent at once while the
-        # first is delayed.
+        # All messages of a transaction need the same time. Of two messages with the same due time,
+        # the second must not be due while the first is delayed.
         return self._began
 
     def new_id(self, message: Outgoing) -> str:
@@ -222,13 +223,13 @@ class Transaction:
         if self._newest is None:
             (newest,) = _NEWEST.only(self.connection)
             self._newest = newest or 0
-        # Positions increase even if the clock was set back: order matters more than time.
+        # Positions increase even if the clock was set back, because order matters more than time.
         return max(self._clock(), self._newest + 1)
 
     def reserve(self) -> int:
         """Return a position that no message gets."""
         position = self._newest = self._next_position()
-        self.connection.execute(KEEP_HEAD, (position,))  # the clock may be set back
+        self.connection.execute(KEEP_HEAD, (position,))  # even if the clock is set back
         return position
 
     def tail(self, name: str) -> Tail:
@@ -255,7 +256,7 @@ class Transaction:
         return self._find(name) is not None
 
     def make_shard(self, name: str, root: int | None) -> int:
-        """Create a shard's queue in a stream (`root` None: a new one); return the stream's root."""
+        """Create a shard's queue in a stream, a new one if `root` is None; return the root."""
         self._maps.clear()
         tail = self._shards[name] = self.tail(name)
         del self._tails[name]
@@ -279,7 +280,7 @@ Work: TypeAlias = Callable[[Transaction], Any]
 
 
 class Writer(GroupedCalls[Work]):
-    """Commits the calls of one process for one app; `limit` returns `Broker.max_queues`."""
+    """Commits the calls of one process to one app; `limit` returns `Broker.max_queues`."""
 
     def __init__(
         self,
@@ -293,7 +294,7 @@ class Writer(GroupedCalls[Work]):
         self._path = path
         self._app = app
         self._wakeups = wakeups
-        # Separate, so that a message wakes no worker that waits for requests. The ring skips it.
+        # A separate folder, because a message must not wake a worker that waits for requests.
         self.request_wakeups = f"{wakeups}/.requests"
         self.clock = clock
         self._limit = limit
@@ -301,7 +302,7 @@ class Writer(GroupedCalls[Work]):
             self._connection = open_database(path, MESSAGES)
             try:
                 with translated(path):
-                    # `FairWriteLock` does the waiting.
+                    # SQLite must not wait for the lock, because `FairWriteLock` waits.
                     self._connection.execute("PRAGMA busy_timeout = 0")
                     self._connection.execute("PRAGMA secure_delete = OFF")
                     self._watch = ReplacedFileCheck(path)
@@ -313,9 +314,9 @@ class Writer(GroupedCalls[Work]):
         self.start()
 
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
-        """Run `work` in a transaction, and run it again if its group failed; return its result."""
-        # The writing thread runs it, and returns after its changes are on disk. `size` is the
-        # approximate number of bytes that it adds.
+        """Run `work` in a transaction, and again if its group failed; return its result."""
+        # The writing thread runs `work`. This method returns after the changes are on disk. `size`
+        # is the approximate number of bytes that `work` adds.
         result: T = self.call(work, size)
         return result
 
@@ -337,7 +338,7 @@ class Writer(GroupedCalls[Work]):
                 call.fail(failure)
 
     def _attempt(self, calls: list[GroupedCall[Work]]) -> BaseException | None:
-        """Commit `calls` in one transaction; return the error, None on success."""
+        """Commit `calls` in one transaction; return the error, or None on success."""
         try:
             with self._fork_guard:
                 transaction, results = self._commit(calls)
@@ -345,7 +346,7 @@ class Writer(GroupedCalls[Work]):
             translation = translate(self._path, error)
             translation.__cause__ = error
             return translation
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
             return error
         self.commits += 1
         if transaction.rings:
@@ -357,7 +358,7 @@ class Writer(GroupedCalls[Work]):
         return None
 
     def _commit(self, calls: list[GroupedCall[Work]]) -> tuple[Transaction, list[Any]]:
-        """Return the transaction, which knows the listeners to wake, and the calls' results."""
+        """Commit `calls`; return the transaction, with the listeners to wake, and the results."""
         connection = self._connection
         transaction = Transaction(connection, self._app, self.clock, self._limit())
         self._watch.check()
@@ -370,7 +371,7 @@ class Writer(GroupedCalls[Work]):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        # Only now has the commit certainly reached the file that other processes open.
+        # Only this check proves that the commit reached the file that other processes open.
         self._watch.check()
         return transaction, results
 
@@ -390,7 +391,7 @@ class EmbeddedTables:
     watch: ReplacedFileCheck
 
     def read(self, query: Query, **values: Any) -> list[Row]:
-        """Return the rows of a query, given its parameters except for the app."""
+        """Return the rows of a query for this app, given its other parameters."""
         with unforked, translated(self.path):
             return query.all(self.reading, {"app": self.app, **values})
 

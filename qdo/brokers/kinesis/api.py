@@ -1,10 +1,10 @@
 """The Kinesis calls of one stream, and the rate limits of its shards.
 
-The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its clock, and
-rejects AT_TIMESTAMP if the time is in the future by this clock.
+The local clock may be ahead of the clock of Kinesis. Kinesis dates records by its own clock, and
+rejects AT_TIMESTAMP for a time in the future of this clock.
 
 Calls for iterators and records raise `qdo.brokers.aws.errors.BOTO_ERRORS`. All other calls raise
-the errors of its `translation`.
+the errors of `qdo.brokers.aws.errors.translation`.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ from qdo.positions import format_position, position_of_time
 from qdo.system.clock import paced
 from qdo.text import describe
 
-# The skew assumed at first; no shard is read from a more recent time.
+# The initially assumed skew. A read by time begins at least this long before now.
 SLACK_SECONDS = 5.0
-# The largest possible skew, because AWS rejects calls whose signature is further ahead.
+# The largest possible skew. AWS rejects calls with signatures that are further in the future.
 SKEW_SECONDS = 300.0
 # The maximum number of records that Kinesis returns at once.
 MOST_RECORDS = 10_000
-# The maximum memory of the messages of one response, in bytes; one record may exceed it. Only
-# aggregated records of tiny messages reach it. Without them, a response has at most 10 MB.
+# The maximum memory for the messages of one response, in bytes; a single record may need more. Only
+# aggregated records of tiny messages reach this limit. Other responses have at most 10 MB.
 ANSWER_COST = 32 * 1024 * 1024
-# The memory of a message without its body, in bytes.
+# The memory for a message without its body, in bytes.
 MESSAGE_COST = 400
-# Position, body, key and headers of a message.
+# The position, body, key and headers of a message.
 Taken = tuple[int, bytes, "str | None", "str | None"]
-# How long this process caches the description of the stream.
+# The time for which this process caches the description of the stream.
 SUMMARY_SECONDS = 60.0
-# The maximum number of concurrent calls for iterators. A worker may start with a thousand shards.
+# The maximum number of concurrent calls for iterators, because a worker may own a thousand shards.
 SEEKERS = 16
 TARGET = "Kinesis_20131202"
-# Methods of a boto3 client by action.
+# The names of a boto3 client's methods by action.
 METHODS = {"GetRecords": "get_records"}
 
 
 class ClockSkew:
-    """The skew that a shard's poller assumes; reads by time begin `slack_seconds` before now."""
+    """The clock skew that a poller assumes; reads by time begin `slack_seconds` before now."""
 
     def __init__(self) -> None:
         self.slack_seconds = SLACK_SECONDS
 
     def timestamp_rejected(self) -> bool:
-        """Assume the largest skew; return whether this is new, because it can help only once."""
+        """Assume the largest skew; return whether this is a change, so that a retry may help."""
         helps = self.slack_seconds < SKEW_SECONDS
         self.slack_seconds = SKEW_SECONDS
         return helps
 
     @staticmethod
     def complete_until(read_at: float) -> float:
-        """Return the time at Kinesis before which no more records can arrive."""
-        # If the local clock is ahead, future records have earlier times than the read that reached
-        # the tip at `read_at`, a Unix time by the local clock.
+        """Return the time at Kinesis before which no further records can arrive."""
+        # `read_at` is the Unix time, by the local clock, of the read that reached the tip. If the
+        # local clock is ahead, later records can have earlier times than `read_at`.
         return read_at - SKEW_SECONDS
 
     @staticmethod
     def ahead_seconds(response: Mapping[str, Any], sent_at: float) -> float:
-        """Return the least skew that a response's date proves, or 0; `sent_at` is Unix time."""
+        """Return the minimum skew that a response's date proves, or 0; `sent_at` is a Unix time."""
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         try:
             date = email.utils.parsedate_to_datetime(headers.get("date", ""))
@@ -84,7 +84,7 @@ class ClockSkew:
 class GetIterator:
     """Ask for a shard iterator."""
 
-    # ShardIteratorType.
+    # The ShardIteratorType.
     kind: str
     # The sequence number of the record to begin at.
     sequence: int | None = None
@@ -102,49 +102,49 @@ class GetRecords:
 class Records:
     """The response to `GetRecords`."""
 
-    # The sequence number of the first record, None without records.
+    # The sequence number of the first record; None without records.
     first: int | None
-    # Position after all messages of the last record in `rows`, 0 without records.
+    # The position after all messages of the last record in `rows`; 0 without records.
     last: int
     rows: Sequence[Taken]
     records: int
-    # The size of these records in bytes.
+    # The total size of the records in bytes.
     size: int
     # The next iterator; None at the end of a closed shard.
     next_iterator: str | None
-    # Distance of the response from the tip of the shard.
+    # The distance of the response from the tip of the shard.
     behind_seconds: float
-    # The mean memory of the messages of one record, in bytes.
+    # The mean memory for the messages of one record, in bytes.
     record_cost: int = 1
-    # `rows` has the messages of the first records only, because all would take too much memory. The
-    # poller must request the other records again.
+    # Whether `rows` has only the messages of the first records, to limit memory. The poller must
+    # request the other records again.
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPeriod:
-    """How long a stream keeps records."""
+    """The retention of a stream, and the time of its creation."""
 
     seconds: float
-    # The Unix time of the stream's creation; no record is older.
+    # The Unix time of the stream's creation; all records are newer.
     since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """The place to begin reading a shard without a recorded position."""
+    """The place at which to begin a shard without a recorded position."""
 
-    # The oldest or latest message, or a Unix time.
+    # "oldest" or "latest" for the oldest or latest message, or a Unix time.
     kind: str | float = "oldest"
-    # Whether the shard has parents, which are read first. If so, `latest` begins with the first
-    # message of the shard, not the newest.
+    # Whether the shard has parents, which workers read first. If it has, `latest` begins with the
+    # first message of the shard, not with the newest message.
     inherits: bool = False
 
     def seek(self, now: float) -> GetIterator:
         if isinstance(self.kind, float):
             return GetIterator("AT_TIMESTAMP", time=self.kind)
         if self.kind == "latest" and not self.inherits:
-            # Use a time, not LATEST: the iterator may expire before the first record arrives.
+            # Use a time instead of LATEST, because the iterator may expire before the first record.
             return GetIterator("AT_TIMESTAMP", time=now - SLACK_SECONDS)
         return GetIterator("TRIM_HORIZON")
 
@@ -161,7 +161,7 @@ class PositionTrimmed(Exception):
 
 
 class ShardReadLimiter:
-    """Limits how often all readers of this process together read each shard."""
+    """Limits the rate at which all readers of this process together read each shard."""
 
     def __init__(self, pause_seconds: float) -> None:
         self.pause_seconds = pause_seconds
@@ -169,10 +169,10 @@ class ShardReadLimiter:
         self._lock = threading.Lock()
 
     def wait(self, shard: str, now: float) -> float:
-        """Return the seconds to wait before a read. 0 allows the read and counts it."""
+        """Return the seconds to wait before a read. If they are 0, count the read."""
         with self._lock:
             left = self._next.get(shard, 0.0) - now
-            if 0 < left <= self.pause_seconds:  # otherwise the clock was set back
+            if 0 < left <= self.pause_seconds:  # if more is left, the clock was set back
                 return left
             self._next[shard] = now + self.pause_seconds
         return 0.0
@@ -185,9 +185,9 @@ class ShardReadLimiter:
 class KinesisApi:
     """The read calls of one stream. Safe to use from several threads.
 
-    :param client: of boto3, without retries.
-    :param calls: makes the GetRecords calls, which are the most frequent calls.
-    :ivar ahead_seconds: the proven minimum by which the local clock is ahead of Kinesis.
+    :param client: a boto3 client without retries.
+    :param calls: an object that makes the GetRecords calls, the most frequent calls.
+    :ivar ahead_seconds: the minimum time by which the local clock is provably ahead of Kinesis.
     """
 
     def __init__(self, client: Any, calls: Calls, address: KinesisAddress) -> None:
@@ -241,8 +241,8 @@ class KinesisApi:
 
 
 def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> Records:
-    """Return a GetRecords response with its records decoded to messages."""
-    # Omit later records once the messages of the earlier ones exceed `ANSWER_COST`.
+    """Parse a GetRecords response, and decode its records to messages."""
+    # Once the decoded messages exceed `ANSWER_COST`, omit all later records.
     records = response["Records"]
     rows: list[Taken] = []
     cost = taken = 0
@@ -269,11 +269,11 @@ def parse_records(response: Mapping[str, Any], hash_keys: tuple[int, int] | None
 
 def _messages(record: Mapping[str, Any], hash_keys: tuple[int, int] | None) -> list[Taken]:
     """Return the messages of a record; an invalid record becomes one unreadable message."""
-    # Any program that may write to the stream can write any content.
+    # A record may have any content, because other programs may write to the stream.
     data = _data(record)
     sequence = int(record["SequenceNumber"])
     arrival = _arrival(record)
-    # The partition key may be missing if Kinesis distributes the records of the stream.
+    # If Kinesis itself distributes the records of the stream, the partition key may be missing.
     key = key_of(record.get("PartitionKey"))
     try:
         unpacked = unpack(data, hash_keys) if is_aggregated(data) else None

@@ -1,8 +1,8 @@
 """The Kinesis broker: one stream, in which each shard is a queue.
 
-A queue's name is its ShardId. Its position is the sequence number of the last done record. Only the
-queue node stores the position; no table or agent is needed. After a reshard, the queues of child
-shards begin when the queues of their parents are finished.
+The name of a queue is a ShardId, and its position is the sequence number of the last done record.
+Only the queue node stores the position, so qdo needs no table or agent. After a reshard, workers
+begin a child shard when they have finished its parents.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from qdo.jobs.retry import PolicyInForce
 from qdo.positions import position_now
 
 log = logging.getLogger(__name__)
-# The number of connections that are kept for reads.
+# The number of idle connections to keep for reads.
 READERS = 256
-# The maximum number of open calls with messages.
+# The maximum number of open calls that send messages.
 SENDERS = 16
 
 
 class KinesisCatalog(QueueCatalog):
     """The shards of one stream. Safe to use from several threads or greenlets.
 
-    :param peek: opens a reader after a position of a shard.
-    :param own_backlog: returns the backlog of a shard that this process reads, or None.
+    :param peek: a function that opens a reader after a position of a shard.
+    :param own_backlog: a function that returns the backlog of a shard, or None if this process does
+        not read the shard.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class KinesisCatalog(QueueCatalog):
         peek: Callable[[str, int], PeekReader],
         own_backlog: Callable[[str, int], Backlog | None],
     ) -> None:
-        # A start time also applies to child shards. "latest" skips only the past of a new app.
+        # A start time also applies to child shards. "latest" skips only messages before a new app.
         self.child_start = CHILD_START if address.start == "latest" else 0
         self._address = address
         self._shards = shards
@@ -77,8 +78,8 @@ class KinesisCatalog(QueueCatalog):
         return shard is not None and not shard.closed
 
     def has_position(self, queue: str, position: int) -> bool:
-        """Return whether a shard has a record, or may have had one that has expired."""
-        # This makes a few calls, which count toward the shard's read limit.
+        """Return whether a shard has a record, or may have had the record before it expired."""
+        # This method makes a few calls, which count toward the shard's read limit.
         return self._shards.find(queue) is None or self._peek(queue, position).finds()
 
     def config_warnings(self, policies: Mapping[str, PolicyInForce]) -> list[str]:
@@ -97,8 +98,9 @@ class KinesisCatalog(QueueCatalog):
 
     def backlog(self, queue: str, after: int) -> Backlog:
         """Return whether messages wait after a position, and their age."""
-        # `count` is 1 for any number, and `head` is the current time. Unless this process owns and
-        # reads the shard, it makes a few calls, which count toward the shard's read limit.
+        # `count` is 1 for any number of messages, and `head` is the current time. If this process
+        # does not own and read the shard, this makes a few calls, which count toward the shard's
+        # read limit.
         found = self._own_backlog(queue, after)
         if found is not None:
             return found
@@ -134,7 +136,7 @@ class KinesisBroker(AwsBroker):
         super().__init__()
         self.address = address
         self._subscriptions: dict[str, KinesisSubscription] = {}
-        self._live: set[KinesisSubscription] = set()  # may still make calls
+        self._live: set[KinesisSubscription] = set()  # they may still make calls
         self._client = make_client(address.place)
         # Readers and senders retry at different rates.
         self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
@@ -162,10 +164,10 @@ class KinesisBroker(AwsBroker):
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages durably; return their ids, which are sequence numbers.
 
-        A queue is a ShardId, which keeps the order within the shard, or the stream. Messages to the
-        stream go to the shards of their keys; messages without a key go to any shard.
+        The queue of a message is a ShardId or the stream. A ShardId keeps the order within the
+        shard. A message to the stream goes to the shard of its key, and without a key to any shard.
 
-        :raises PartialSendError: some messages were stored; the error lists the unsent ones.
+        :raises PartialSendError: Kinesis stored only some messages; the error lists the others.
         """
         return [str(number) for number in self._send(messages)]
 
@@ -174,7 +176,7 @@ class KinesisBroker(AwsBroker):
             return self._sender.send(messages)
 
     def _resend(self, letter: DeadLetterRecord) -> int:
-        # If its shard is closed, the message goes to the shard of its key.
+        # If the shard of the message is closed, send the message to the current shard of its key.
         shard = self.shards.find(letter.queue)
         target = letter.queue if shard is not None and not shard.closed else self.address.stream
         own_id = POSITIONS.message_id(letter.position, self.id_node)
@@ -203,7 +205,7 @@ class KinesisBroker(AwsBroker):
         return subscription
 
     def _ended(self, queue: str, subscription: KinesisSubscription) -> None:
-        """Drop a closed subscription with its messages."""
+        """Drop a closed subscription and its messages."""
         self._live.discard(subscription)
         if self._subscriptions.get(queue) is subscription:
             del self._subscriptions[queue]

@@ -1,29 +1,30 @@
 """Encode messages as Kinesis records, and decode records, including aggregated records.
 
-A message without headers is stored as its body: JSON text, which every other consumer can read. A
-message with headers is stored as a JSON object. It contains the body unchanged, or in base64 if the
-body is bytes::
+The record of a message without headers is the body: JSON text, which every other consumer can read.
+The record of a message with headers is a JSON object. It contains the body unchanged, or in base64
+if the body is bytes::
 
     {"qdo-headers":{"trace":"7"},"body":{"n":1}}
     {"qdo-headers":{"content-type":"image/png"},"base64":"iVBORw0KGgo="}
 
 The message key is the record's partition key. A message without a key gets a random partition key
-with a prefix that marks it, which distributes such messages over the shards. Records of other
-producers become messages without headers. If they are not JSON, their body is bytes.
+with a special prefix. Random keys distribute such messages over the shards. Records of other
+producers become messages without headers. If a record is not JSON, the body of its message is
+bytes.
 
-The Kinesis Producer Library packs many messages into one record. The format is published in
-awslabs/amazon-kinesis-producer, aggregation-format.md: four magic bytes, a Protocol Buffers
-message, and its MD5 digest. Google's `protobuf` parses it. The Python module of AWS,
-aws-kinesis-agg, changes `sys.path` on import, had its last release in 2022, and keeps messages that
-belong to other shards. The tests read records that it packed.
+The Kinesis Producer Library packs many messages into one record: four magic bytes, a Protocol
+Buffers message, and its MD5 digest. AWS published the format in awslabs/amazon-kinesis-producer,
+aggregation-format.md. qdo parses it with Google's `protobuf`. It does not use AWS's Python module,
+aws-kinesis-agg. That module changes `sys.path` on import, had its last release in 2022, and keeps
+messages of other shards. The tests read records that aws-kinesis-agg packed.
 
-Such misplaced messages appear after a reshard, because the producer packs messages by the shards it
-knows. When a record goes to another shard, the producer sends again the messages whose hash key
-belongs to a different shard. Like KCL, this module drops the misplaced copies.
+After a reshard, a record may contain messages of other shards, because the producer packs messages
+by the shards that it knows. The producer then sends these messages to the right shards again. Like
+KCL, this module drops the misplaced copies.
 
-Any program that may write to the stream can write such a record. So this module checks its content
-against the limits of Kinesis before it makes messages. 100,000 messages take half a second or more;
-the other queues of the process run meanwhile.
+Any program that may write to the stream can write an aggregated record. So this module checks the
+content against the limits of Kinesis before it makes messages. 100,000 messages take half a second
+or more; meanwhile, the other queues of the process continue.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from qdo.system.clock import paced
 
 # The maximum number of characters of a partition key.
 MAX_KEY = 256
-# The maximum bytes of body, envelope and key, unless the stream allows larger records.
+# The maximum size of body, envelope and key in bytes, unless the stream allows larger records.
 RECORD_BYTES = 1_048_576
 # The largest body without headers that fits into a record with any key.
 MAX_BODY_BYTES = RECORD_BYTES - 4 * MAX_KEY
@@ -58,8 +59,8 @@ _decoder = json.JSONDecoder()
 _MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16
 _MAX_HASH_DIGITS = 39
-# The maximum number of messages in one record. A record of 1 MiB has room for 170,000 messages
-# without a body, which would take 60 MB in a worker. No producer sends such records.
+# The maximum number of messages in one record. A record of 1 MiB could hold 170,000 messages
+# without a body, which would need 60 MB in a worker. No real producer sends such records.
 MAX_MESSAGES = 100_000
 _T = TypeVar("_T")
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -87,12 +88,12 @@ def _key_error(key: str) -> str | None:
 
 
 def key_of(partition: str | None) -> str | None:
-    """Return the key of a message, None if it was sent without one."""
+    """Return the key of a message; None if the sender set no key."""
     return None if partition is None or partition.startswith(_KEYLESS) else partition
 
 
 def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
-    """Encode a message as record data; raise UsageError if UTF-8 cannot encode the headers."""
+    """Encode a message as record data; raise UsageError if the headers are not valid UTF-8."""
     if headers is None and not body.startswith(_OPENING):
         return body
     text = headers or "{}"
@@ -181,10 +182,11 @@ def is_aggregated(data: bytes) -> bool:
 
 
 def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | None:
-    """Return the messages of an aggregated record, None for an ordinary record.
+    """Return the messages of an aggregated record; None for an ordinary record.
 
-    :param hash_keys: the first and last of the shard; other messages are dropped. None: keep all.
-    :raises ValueError: the digest is valid, but no producer library packs such a record.
+    :param hash_keys: the shard's first and last hash key, to drop messages of other shards. None:
+        keep all messages.
+    :raises ValueError: the digest is valid, but the content is not from a producer library.
     """
     packed = data[len(_MAGIC) : -_DIGEST_BYTES]
     digest = hashlib.md5(packed, usedforsecurity=False).digest()
@@ -196,7 +198,8 @@ def unpack(data: bytes, hash_keys: tuple[int, int] | None) -> list[Unpacked] | N
         raise ValueError(f"it is not an aggregated record: {error}") from error
     if len(record.records) > MAX_MESSAGES:
         raise ValueError(f"it has {len(record.records)} messages, more than {MAX_MESSAGES}")
-    # Each access to a table makes a new string. So 68,000 messages once made 34 GB from one key.
+    # Copy the tables, because each access to a table makes a new string. Without the copies, one
+    # key of 68,000 messages took 34 GB.
     keys = [_checked_key(text) for text in record.partition_key_table]
     hashes = [_checked_hash(text) for text in record.explicit_hash_key_table]
     return list(_messages(record.records, keys, hashes, hash_keys))
@@ -234,7 +237,7 @@ def _checked_key(text: Any) -> str:
 
 
 def _checked_hash(text: Any) -> int | None:
-    """Return the number in a text; None without one, and then the partition key decides."""
+    """Return the hash key in a text; None for an empty text, so that the partition key decides."""
     if not isinstance(text, str):
         raise ValueError("a hash key is not UTF-8")
     if len(text) > _MAX_HASH_DIGITS:
@@ -249,7 +252,7 @@ def hash_key(partition_key: str) -> int:
 
 
 def _make_aggregated_record() -> Any:
-    """Return the class of the outer message, built from a descriptor in code."""
+    """Build the class of the outer message from a descriptor, and return the class."""
     file = descriptor_pb2.FileDescriptorProto(
         name="qdo/kinesis_aggregation.proto", package="qdo.kinesis", syntax="proto2"
     )

@@ -1,8 +1,8 @@
 """Dead letters of Kinesis, stored as objects in an S3 bucket.
 
-A stream has no lookup of single records, and a queue node is too small for bodies. Each dead letter
-is one object, ``PREFIX/APP/SHARD/MESSAGE.json``, where MESSAGE is the message's id. So if a message
-is stored twice, the first dead letter is kept.
+Kinesis cannot look up single records, and a queue node is too small for bodies. Each dead letter is
+one object, ``PREFIX/APP/SHARD/MESSAGE.json``, where MESSAGE is the message's id. If a worker stores
+the same message twice, the store keeps the first dead letter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EXISTS = "PreconditionFailed"
 class KinesisDeadLetters(DeadLetterStore):
     """The dead letters of one app's stream. Safe to use from several threads.
 
-    :param resend: sends a dead letter again and returns its new position.
+    :param resend: a function that sends a dead letter again and returns its new position.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class KinesisDeadLetters(DeadLetterStore):
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         """Send dead letters again in the given order, then delete them."""
-        # This is not one transaction. An interruption can leave a dead letter that was sent again.
+        # Sending and deleting are not one transaction. An interruption between them leaves a dead
+        # letter that was sent again.
         return [self._retry(queue, position) for queue, position in keys]
 
     def _retry(self, queue: str, position: int) -> int | None:
@@ -99,7 +100,7 @@ class KinesisDeadLetters(DeadLetterStore):
         moved = self._resend(record)
         try:
             self._discard(queue, position)
-        except QdoError as error:  # this one is sent; continue with others
+        except QdoError as error:  # the letter is sent, so continue with the others
             log.warning(
                 "a dead letter was sent again, and stays a dead letter; discard it: %s of"
                 " queue %r: %s",
@@ -148,7 +149,7 @@ class KinesisDeadLetters(DeadLetterStore):
         try:
             letter = read(text)
             if self._name(letter.queue, letter.position) != name:
-                # A retry would send it to a queue other than the one that an operator names.
+                # A retry would send the letter to a queue that the operator did not name.
                 raise ValueError("it has the name of another dead letter")
             return letter
         except Exception as error:
@@ -161,7 +162,7 @@ class KinesisDeadLetters(DeadLetterStore):
             ) from error
 
     def _read_or_warn(self, name: str) -> DeadLetterRecord | None:
-        """Return a dead letter; None for any other object, which must not hide dead letters."""
+        """Return a dead letter; warn and return None if the object is not a dead letter."""
         try:
             return self._read(name)
         except _ForeignObjectError as error:
@@ -174,10 +175,10 @@ class _ForeignObjectError(AwsError):
 
 
 class NoDeadLetters(DeadLetterStore):
-    """The empty store for an address that does not configure a place for dead letters."""
+    """An empty store, for an address that configures no place for dead letters."""
 
     def check(self) -> None:
-        """Raise nothing."""
+        """Raise no error, because there is no bucket."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -200,14 +201,14 @@ class NoDeadLetters(DeadLetterStore):
 
 def written(letter: DeadLetterRecord) -> bytes:
     fields = asdict(letter)
-    # Store it as text, because few JSON parsers accept integers of 80 digits.
+    # Store the position as text, because few JSON parsers accept integers of 80 digits.
     fields["position"] = str(letter.position)
     fields["body"] = base64.b64encode(letter.body).decode()
     return json.dumps(fields, indent=1).encode()
 
 
 def read(text: bytes) -> DeadLetterRecord:
-    """Return the dead letter in a JSON text; raise any error if it is not a dead letter."""
+    """Return the dead letter in a JSON text; raise an error of any type if it is not one."""
     fields = json.loads(text)
     return DeadLetterRecord(
         body=base64.b64decode(fields["body"], validate=True),

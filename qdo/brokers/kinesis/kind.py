@@ -11,7 +11,7 @@ from qdo.brokers.registry import BrokerKind, missing_library, parse_error
 
 
 def _open(url: str, app: str) -> Broker:
-    address = kinesis_address(url)  # reports an invalid address even without boto3
+    address = kinesis_address(url)  # reports a wrong address even without boto3
     try:
         from qdo.brokers.kinesis.broker import KinesisBroker
     except ImportError as error:

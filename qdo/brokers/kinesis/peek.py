@@ -1,6 +1,6 @@
-"""Read a shard without owning it, with only a few calls, for commands of operators.
+"""Read a shard with only a few calls and without owning the shard, for operators' commands.
 
-Methods raise a QdoError if Kinesis does not answer.
+Methods raise a QdoError if Kinesis does not respond.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from qdo.brokers.kinesis.reader import ShardReader
 
 # The total size of bodies at which a fetch ends.
 FETCH_BYTES = 16 * 1024 * 1024
-# The number of records to look at: the record at the position, and the next.
+# The number of records to look at: the record at the position, and the next record.
 LOOK_RECORDS = 2
-# The maximum calls to find the backlog: an iterator, and a few responses, which may be empty.
+# The maximum number of calls to find the backlog: one for an iterator, and a few for records.
+# Responses may be empty.
 BACKLOG_CALLS = 4
-# No call for the backlog begins later, because a silent shard must not delay other shards.
+# No call for the backlog begins after this time, because a shard that does not respond must not
+# delay other shards.
 BACKLOG_SECONDS = 10.0
 
 Begin = Callable[[int], ShardReader]
@@ -47,7 +49,7 @@ class PeekReader:
         self._rows: list[Taken] = []
 
     def fetch(self, limit: int) -> list[Taken]:
-        """Return at most `limit` of the next messages; fewer at the tip or if bodies are large."""
+        """Return the next messages, at most `limit`; fewer at the tip or if bodies are large."""
         size = 0
         while len(self._rows) < limit and size < FETCH_BYTES:
             rows = self._read(limit - len(self._rows))
@@ -73,14 +75,14 @@ class PeekReader:
         """Read until messages arrive; return None at the tip."""
         reader = self._started()
         while True:
-            rows = self._call(reader, count + 1)  # the first record may be known
+            rows = self._call(reader, count + 1)  # one more, because the first record may be known
             if rows:
                 return rows
             if rows is None or reader.poll.tip.reached:
                 return None
 
     def _call(self, reader: ShardReader, most: int) -> list[Taken] | None:
-        """Make the next call once it is due; return None without a next call, or on a stop."""
+        """Make the next call once it is due; return None after the last call, or on a stop."""
         while not self._stopped.is_set():
             now = time.time()
             call = reader.poll.next(now, most)
@@ -95,7 +97,7 @@ class PeekReader:
         return None
 
     def finds(self) -> bool:
-        """Return whether the shard has the record at the position, not only later records."""
+        """Return whether the shard still has the record at the position."""
         reader = self._started()
         while reader.poll.has_position is None:
             if self._call(reader, LOOK_RECORDS) is None or reader.poll.tip.reached:
@@ -103,8 +105,8 @@ class PeekReader:
         return reader.poll.has_position is True
 
     def head(self) -> int:
-        """Return the current time at Kinesis, whose clock dates the messages."""
-        # The call for an iterator shows how far the local clock is ahead.
+        """Return the current time at Kinesis, because its clock dates the messages."""
+        # The response to a call for an iterator shows how far the local clock is ahead.
         reader = self._started()
         call = reader.poll.next(time.time())
         if isinstance(call, GetIterator):
@@ -114,12 +116,12 @@ class PeekReader:
         return reader.backlog(None, time.time()).head
 
     def look(self) -> Backlog:
-        """Return whether any message is waiting, after at most a few calls."""
+        """Make a few calls to find out whether messages are waiting; return the backlog."""
         reader = self._started()
         until = time.monotonic() + BACKLOG_SECONDS
         rows: list[Taken] = []
         for _ in range(BACKLOG_CALLS):
-            # Reads count toward the rate limit of the shard, so the owner can make fewer.
+            # Each read counts toward the rate limit of the shard, so the owner can read less often.
             call = reader.poll.next(time.time(), LOOK_RECORDS)
             if call is None or rows or reader.poll.tip.reached or self._stopped.is_set():
                 break
@@ -133,5 +135,5 @@ class PeekReader:
 
     @property
     def gap(self) -> PositionTrimmedError | None:
-        """The error that a worker at the position would get, if the record is gone."""
+        """The error that a worker would get because the record at the position is gone, or None."""
         return self._started().gap

@@ -14,9 +14,9 @@ call            when                                              answered with
 None            the shard was read to its end
 ==============  ================================================  ==============================
 
-An iterator is only a handle that lives for 5 minutes. The state is the position of the last record
-taken. A new iterator begins *at* that record, not after it, to find the rest of an aggregated
-record. If Kinesis returns another record first, that record is gone.
+An iterator is only a handle that is valid for 5 minutes. The poller's state is the position of the
+last message that it took. A new iterator begins *at* the record of this message, to find the rest
+of an aggregated record. If Kinesis returns another record first, the sought record is gone.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from qdo.positions import time_of_position
 # The time for which a response describes the current backlog.
 FRESH_SECONDS = 30.0
 FIRST_RECORDS = 1000
-# Approximate size of a response; the number of requested records depends on their size.
+# The desired size of a response. The poller requests fewer records if records are large.
 ANSWER_BYTES = 4 * 1024 * 1024
-# Maximum read rate of a shard for all readers together; Kinesis throttles faster readers.
+# The maximum read rate of a shard for all readers together; Kinesis throttles faster reads.
 READ_BYTES_PER_SECOND = 2 * 1024 * 1024
-# Delays after throttled reads; AWS recommends 1 s after the first.
+# The delays after throttled reads; AWS recommends a first delay of 1 s.
 READ_BACKOFF = Backoff(1.0, 30.0)
 
 
 class ShardTip:
     """The distance from the tip of a shard. Times are Unix times by the local clock.
 
-    :ivar reached: the last response contained everything up to the tip.
-    :ivar reached_at: time of the newest response that reached the tip, None before the first.
+    :ivar reached: whether the last response contained all records up to the tip.
+    :ivar reached_at: the time of the last response that reached the tip; None before the first.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class ShardTip:
         self._behind: tuple[float, float] | None = None
 
     def records_received(self, response: Records, limit: int, now: float) -> None:
-        """Update the distance from a response to a call for at most `limit` records."""
+        """Update the distance, given the response to a call for at most `limit` records."""
         self._behind = response.behind_seconds, now
         complete = response.records < limit and not response.cut
         self.reached = response.behind_seconds <= 0 and complete
@@ -73,18 +73,18 @@ class ShardTip:
             self.reached_at = now
 
     def complete_until(self, start_time: float | None) -> float | None:
-        """Return the AWS time up to which reading since a time is complete; None before the tip."""
+        """Return the AWS time up to which all records were read; None before the tip."""
         if self.reached_at is None:
             return None
         return max(ClockSkew.complete_until(self.reached_at), start_time or 0.0)
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether the last response is recent, and the clock has not been set back since."""
+        """Return whether the last response is recent and the clock was not set back after it."""
         return self._behind is not None and 0 <= now - self._behind[1] < FRESH_SECONDS
 
     def behind_seconds(self, now: float) -> float | None:
         """Return the distance from the tip; None before the first response."""
-        # The distance is as old as the response, and grows while a job runs.
+        # The distance grows with the age of the response, for example while a job runs.
         if self._behind is None:
             return None
         seconds, received_at = self._behind
@@ -94,15 +94,15 @@ class ShardTip:
 class ShardPoller:
     """Decides how to read one shard after a position.
 
-    :param after: position of the last message taken.
-    :param pause_seconds: the time from one read to the next.
-    :param dice: returns a random number from 0 to 1.
-    :ivar ended: whether the shard was read to its end.
-    :ivar has_position: whether the shard has the record at `after`, not only later records. None
-        before the first record.
-    :ivar throttled: number of throttled calls.
-    :ivar failures: number of failed calls since the last response, without throttled calls.
-    :ivar consecutive_errors: number of failed calls since the last response, with throttled calls.
+    :param after: the position of the last message that the poller took.
+    :param pause_seconds: the time between two reads.
+    :param dice: a function that returns a random number from 0 to 1.
+    :ivar ended: whether the poller has read the shard to its end.
+    :ivar has_position: whether the shard still has the record at `after`; None before the first
+        record.
+    :ivar throttled: the number of throttled calls.
+    :ivar failures: the number of failed calls since the last response, without throttled calls.
+    :ivar consecutive_errors: the same number with throttled calls.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ShardPoller:
         self._paused_seconds = 0.0
 
     def next(self, now: float, most: int = MOST_RECORDS) -> GetIterator | GetRecords | None:
-        """Return the next call for at most `most` records; make the call once `due_in` is 0."""
+        """Return the next call for at most `most` records; make it when `due_in` returns 0."""
         if self.ended:
             return None
         if self._iterator is not None:
@@ -158,7 +158,7 @@ class ShardPoller:
         self._iterator = iterator
 
     def records_received(self, answer: Records, now: float) -> list[Taken]:
-        """Process the response to `GetRecords`; return the messages that are new.
+        """Process the response to `GetRecords`; return the new messages.
 
         :raises PositionTrimmed: the response does not begin with the requested record; see
             `resume_at_oldest`. The poller takes no message of the response.
@@ -185,8 +185,8 @@ class ShardPoller:
             self.after = max(after, answer.last)
         else:
             rows = [row for row in answer.rows if time_in(row[0]) > after]
-            # Before the first new message, the poller reads from a time, so earlier records do not
-            # count.
+            # Before the first new message, the poller reads from a time, and ignores earlier
+            # records.
             begun = rows or answer.cut or (not after and answer.records)
             self.after = answer.last if begun else after
         return rows
@@ -195,7 +195,7 @@ class ShardPoller:
         sought = self._sought
         if sought is None or answer.first == sought:
             return
-        # An empty response proves nothing unless it reached the tip.
+        # An empty response proves that the record is gone only if it reached the tip.
         if answer.first is None and answer.behind_seconds > 0 and answer.next_iterator is not None:
             return
         raise PositionTrimmed
@@ -205,16 +205,16 @@ class ShardPoller:
         return self.tip.complete_until(None if self._beginning is None else self._beginning.time)
 
     def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
-        """Return whether every message was read, though the record at `after` is gone."""
+        """Return whether all messages were read, although the record at `after` is gone."""
         # The poller has read all records up to a known time. If the stream still keeps all later
-        # records, the record at `after` has only expired, because the shard received nothing for
-        # days. A stream that was created after that time is another stream with the same name.
+        # records, then the record at `after` has only expired after days without new messages. A
+        # stream that was created after the known time is a different stream with the same name.
         known = max(time_of_position(time_in(self.after)), self.complete_until or 0.0)
         return retention.since <= known and now < known + retention.seconds
 
     def behind_seconds(self, now: float, oldest: int | None) -> float | None:
-        """Return the age of the oldest unprocessed message, None if unknown."""
-        # `oldest` is the position of the oldest message that was taken but is not finished.
+        """Return the age of the oldest unfinished message; None if it is unknown."""
+        # `oldest` is the position of the oldest message that is taken but not finished.
         if oldest is not None:
             return max(0.0, now - time_of_position(time_in(oldest)))
         return 0.0 if self.ended else self.tip.behind_seconds(now)
@@ -234,9 +234,9 @@ class ShardPoller:
         self._iterator = None
 
     def timestamp_rejected(self) -> bool:
-        """Begin earlier after Kinesis may have rejected a future time; return if this may help."""
-        # The local clock is ahead. Waiting until that time would skip the messages that arrive
-        # meanwhile.
+        """Begin earlier, if Kinesis may have rejected a future time; return if this can help."""
+        # The local clock is ahead. If the poller waited until its start time at Kinesis, it would
+        # skip the messages that arrive meanwhile.
         beginning = self._beginning
         if beginning is not None and self._start.kind != "latest":
             return False
@@ -248,17 +248,17 @@ class ShardPoller:
         return True
 
     def resume_at_oldest(self) -> None:
-        """Continue with the oldest record, because the one at `after` is gone."""
+        """Continue with the oldest record, because the record at `after` is gone."""
         self._sought = None
         self._trimmed_position = self.after
 
     def finish(self) -> None:
-        """Treat the shard as read to its end, because it no longer exists."""
+        """Treat the shard as ended, because it no longer exists."""
         self.ended = True
 
     def due_in(self, now: float) -> float:
-        """Return the seconds until the next call may be made at `now`, a Unix time."""
-        # After the clock was set back, the poller does not wait longer.
+        """Return the seconds from `now`, a Unix time, until the poller may make the next call."""
+        # If the clock was set back, the poller does not wait at all.
         left = self.not_before - now
         return left if 0 < left <= self._paused_seconds else 0.0
 

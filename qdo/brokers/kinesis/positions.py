@@ -2,18 +2,18 @@
 
 A position is ``sequence << 96 | subsequence << 64 | time``: the sequence number of the record
 (up to 190 bits), the index of the message within an aggregated record, and the UUIDv1 time of the
-record's arrival. So positions compare like sequence numbers, by value and not as text. Each
-position contains the time to record as `last`. A position without a sequence number is only a time,
-the target of an operator's seek.
+record's arrival. So positions compare like sequence numbers, by value and not as text. Workers
+record the time in a position as `last`. A position without a sequence number is only a time, the
+target of an operator's seek.
 """
 
 from __future__ import annotations
 
 from qdo.positions import Positions
 
-# The recorded position of a shard that was processed to its end.
+# The recorded position of a shard that workers have processed to its end.
 FINISHED = "SHARD_END"
-# The end of a shard. Sequence numbers of AWS have 186 bits.
+# The sequence number for the end of a shard. AWS's own sequence numbers have 186 bits.
 END_SEQUENCE = (1 << 190) - 1
 
 # The `last` of a child shard that begins with its first message, regardless of the configured
@@ -37,7 +37,7 @@ def whole(sequence: int, time: int) -> int:
 
 
 def at_time(position: int, time: int) -> int:
-    """Return the position with another time, up to which all messages were read."""
+    """Return the position with the time replaced by the time up to which all messages were read."""
     return index_in_record(position) << _SUBSEQUENCE_SHIFT | time
 
 
@@ -46,12 +46,12 @@ def end(time: int) -> int:
 
 
 def sequence_of(position: int) -> int:
-    """Return the sequence number in a position, 0 if it is only a time."""
+    """Return the sequence number in a position; 0 if the position is only a time."""
     return position >> _SEQUENCE_SHIFT
 
 
 def index_in_record(position: int) -> int:
-    """Return sequence and subsequence number of a position as one comparable number."""
+    """Return the sequence and subsequence number of a position as one comparable number."""
     return position >> _SUBSEQUENCE_SHIFT
 
 
@@ -68,7 +68,7 @@ class KinesisPositions(Positions):
     """Positions of Kinesis, recorded as ``SEQUENCE``, ``SEQUENCE:SUBSEQUENCE`` or ``SHARD_END``."""
 
     stable = True
-    # The earliest time; 0 means the start position in the broker's address.
+    # The earliest time. A position of 0 means the configured start of the broker's address.
     earliest = 1
 
     def resume_after(self, last: int, position: str | None) -> int:
@@ -105,7 +105,7 @@ class KinesisPositions(Positions):
 
 
 def _number(text: str, most: int) -> int | None:
-    """Parse a decimal number up to `most`; return None for anything else."""
+    """Parse a decimal number up to `most`; return None for any other text."""
     if not text.isascii() or not text.isdecimal() or len(text) > len(str(most)):
         return None
     return int(text) if int(text) <= most else None

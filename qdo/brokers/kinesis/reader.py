@@ -1,4 +1,4 @@
-"""Make the calls of a shard poller, and keep the messages until they are done."""
+"""Make the calls of a shard poller, and buffer the messages until they are done."""
 
 from __future__ import annotations
 
@@ -38,28 +38,29 @@ from qdo.positions import format_position, position_of_time
 
 log = logging.getLogger(__name__)
 
-# The number of successive transient failures that are only logged.
+# The number of successive transient failures that the reader only logs.
 PATIENCE = 3
 _INVALID = "InvalidArgumentException"
 _EXPIRED = "ExpiredIteratorException"
 # The minimum retention of a stream.
 LEAST_RETENTION_SECONDS = 86_400.0
-# The maximum bytes of fetched bodies that are kept, to fetch them again.
+# The maximum size in bytes of the fetched bodies that the buffer keeps for a second fetch.
 KEPT_BYTES = 8 * 1024 * 1024
-# The number of dropped messages at which the list is shortened, which moves the rest of the list.
+# The minimum number of dropped messages at which to shorten the list, because this moves the rest.
 COMPACT = 1024
 
 
 class ShardReader:
     """Makes the calls of a `ShardPoller` and handles their failures.
 
-    :param hash_keys: range of the shard; None: unknown, so messages of other shards are kept.
+    :param hash_keys: the range of the shard. None: the range is unknown, so the reader keeps
+        messages of other shards.
     :param trimmed: the reaction if the position is gone. ``stop``: raise an error. ``oldest``:
-        continue with the oldest record. ``look``: like ``oldest``, but without logging, for callers
-        that process nothing.
-    :param is_listed: returns whether the stream still has the shard.
-    :ivar failure: the error of the latest call, None if it succeeded.
-    :ivar gap: the error for a position whose record is gone, even without ``stop``.
+        continue with the oldest record. ``look``: like ``oldest`` but without logging, for callers
+        that do not process messages.
+    :param is_listed: a function that returns whether the stream still has the shard.
+    :ivar failure: the error of the latest call; None if the call succeeded.
+    :ivar gap: the error if the record at the position is gone, even without ``stop``; else None.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class ShardReader:
         self.gap: PositionTrimmedError | None = None
 
     def step(self, call: GetIterator | GetRecords, now: float) -> list[Taken]:
-        """Make one call of the poller at `now`, a Unix time; return the messages received.
+        """Make one call of the poller at `now`, a Unix time; return the received messages.
 
         :raises PositionTrimmedError: the record to resume after is gone.
-        :raises QdoError: a failure that is permanent, or that repeated too often.
+        :raises QdoError: the failure is permanent, or happened too often in succession.
         """
         self.failure = None
         try:
@@ -99,12 +100,12 @@ class ShardReader:
         return []
 
     def backlog(self, oldest: int | None, now: float) -> Backlog:
-        """Return the backlog of the shard at `now`, a Unix time, as far as it is known.
+        """Return the known backlog of the shard at `now`, a Unix time.
 
-        :param oldest: position of the oldest waiting message that was read.
+        :param oldest: the position of the oldest waiting message that was read.
         """
-        # The head is the current time at Kinesis, whose clock dates the messages. A later head
-        # would include messages that have not arrived yet.
+        # The head is the current time at Kinesis, because its clock dates the messages. A later
+        # head would include messages that have not arrived yet.
         behind = self.poll.behind_seconds(now, oldest)
         empty = oldest is None and (self.poll.ended or self.poll.tip.reached)
         head = position_of_time(now - self._api.ahead_seconds)
@@ -145,8 +146,8 @@ class ShardReader:
         elif is_throttling(error):
             self.failure = found
             pause = self.poll.call_throttled(now)
-            # Occasional throttling is harmless: another process, such as a CLI command, read the
-            # shard.
+            # Occasional throttling is harmless. It means that another process, such as a CLI
+            # command, has read the shard.
             level = logging.WARNING if self.poll.consecutive_errors >= PATIENCE else logging.INFO
             log.log(level, "queue %s: throttled by Kinesis; retrying in %.1f s", self._shard, pause)
         else:
@@ -178,9 +179,9 @@ class ShardReader:
         poll.resume_at_oldest()
 
     def expired(self) -> None:
-        """Finish the shard, which is gone with all its records.
+        """Finish the shard, because it is gone with all its records.
 
-        :raises PositionTrimmedError: the shard was not processed to its end.
+        :raises PositionTrimmedError: workers have not processed the shard to its end.
         """
         poll = self.poll
         if poll.ended:
@@ -210,12 +211,13 @@ def _has_time(call: GetIterator | GetRecords) -> bool:
 class PrefetchBuffer:
     """Messages of one shard after a position, in order.
 
-    :ivar tip: position up to which the buffer has all messages of the shard.
-    :ivar waiting_bytes: size of the bodies that were not fetched yet.
+    :ivar tip: the position up to which the buffer has all messages of the shard.
+    :ivar waiting_bytes: the size of the bodies that the owner has not fetched yet.
     """
 
-    # Fetched messages stay until they are finished, so an owner whose job failed need not read them
-    # from Kinesis again. Beyond `KEPT_BYTES`, the buffer drops the oldest of them.
+    # Fetched messages stay in the buffer until they are finished. So an owner can retry a failed
+    # job without reading from Kinesis again. Beyond `KEPT_BYTES`, the buffer drops the oldest of
+    # the fetched messages.
 
     def __init__(self, after: int) -> None:
         self._floor = after
@@ -272,7 +274,7 @@ class PrefetchBuffer:
             self._first = 0
 
     def rewind(self, after: int) -> bool:
-        """Fetch again after a position; return False if the buffer does not reach the position."""
+        """Rewind the next fetch to a position; return False if the buffer begins later."""
         if not self.reaches(after):
             return False
         index = index_in_record(after)
@@ -282,23 +284,23 @@ class PrefetchBuffer:
         return True
 
     def reaches(self, after: int) -> bool:
-        """Return whether the buffer has every read message after a position."""
+        """Return whether the buffer still has every message that was read after a position."""
         index = index_in_record(after)
         if index == 0:  # a time before the first message
             return self._floor <= after <= max(self._floor, self.tip)
         return index_in_record(self._floor) <= index <= index_in_record(self.newest())
 
     def behind(self, after: int) -> int | None:
-        """Return the position of the first message after a position, None without one."""
+        """Return the position of the first message after a position; None if there is none."""
         index = bisect_right(self._rows, index_in_record(after), lo=self._first, key=_index)
         return self._rows[index][0] if index < len(self._rows) else None
 
     def newest(self) -> int:
-        """Return the position of the last message; in an empty buffer, the position before it."""
+        """Return the position of the last message, or of the last dropped message if empty."""
         return self._rows[-1][0] if self._first < len(self._rows) else self._floor
 
     def oldest(self) -> int | None:
-        """Return the position of the first unfinished message, None without one."""
+        """Return the position of the first unfinished message; None if there is none."""
         return self._rows[self._first][0] if self._first < len(self._rows) else None
 
 

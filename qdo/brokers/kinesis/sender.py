@@ -1,11 +1,11 @@
 """Send to a stream: up to 500 records per call, in order for each key.
 
-PutRecords may store some records of a call and reject earlier ones. So a call contains only
-one record per key, and the next record of a key waits until the previous one is stored. Keys do not
-wait for each other, and messages without a key do not wait at all. All messages that are sent to a
-shard by its name form a single lane, as in any queue of qdo. If a response is lost, the sender
-repeats the call. Then Kinesis may store its records twice, one directly after the other within
-their lane.
+PutRecords may store some records of a call and reject earlier ones. So a call contains only one
+record per key, and the next record of a key waits until Kinesis has stored the previous record.
+Keys do not wait for each other, and messages without a key do not wait at all. All messages to a
+named shard form a single lane, as in any queue of qdo. If a response is lost, the sender repeats
+the call. Then Kinesis may store the records of the call twice. Within a lane, the two copies of a
+record are adjacent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qdo.queues import check_queue_name
 log = logging.getLogger(__name__)
 
 MOST_RECORDS = 500
-# The maximum size of a call's records. All streams accept this; newer ones accept twice as much.
+# The maximum size of a call's records. All streams accept this size; newer streams accept twice it.
 CALL_BYTES = 5 * 1024 * 1024
 SEND_BACKOFF = Backoff(0.1, 5.0)
 
@@ -40,11 +40,11 @@ SEND_BACKOFF = Backoff(0.1, 5.0)
 class _Ready:
     """A message that is ready to send."""
 
-    # Its index in the caller's messages.
+    # The index of the message in the caller's sequence.
     index: int
-    # Its shard; None: the shard of its key.
+    # The named shard; None: the shard of the message's key.
     shard: str | None
-    # Messages of one lane keep their order.
+    # The lane of the message. Messages of one lane keep their order.
     lane: str
     entry: dict[str, Any]
     size: int
@@ -57,9 +57,10 @@ _Lanes = OrderedDict[str, deque[_Ready]]
 class KinesisSender:
     """Sends messages to one stream. Safe to use from several threads.
 
-    :param client: of boto3, without retries.
-    :param record_bytes: returns the largest size of a record; called for records over 1 MiB.
-    :param stopped: ends waiting between retries.
+    :param client: a boto3 client without retries.
+    :param record_bytes: a function that returns the maximum size of a record. The sender calls it
+        only for records over 1 MiB.
+    :param stopped: an event that ends the waits between retries.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class KinesisSender:
         self._clock = clock
 
     def send(self, messages: Sequence[Outgoing]) -> list[int]:
-        """Store messages, in order for each key; return their sequence numbers.
+        """Store messages, in their order for each key; return their sequence numbers.
 
-        :raises PartialSendError: some messages were stored; the error lists the unsent ones.
-        :raises QdoError: no message was stored, for instance because one is invalid.
+        :raises PartialSendError: Kinesis stored only some messages; the error lists the others.
+        :raises QdoError: Kinesis stored no message, for example because a message is invalid.
         """
         lanes: _Lanes = OrderedDict()
         for index, message in enumerate(messages):
@@ -106,7 +107,7 @@ class KinesisSender:
         entry: dict[str, Any] = {"Data": data, "PartitionKey": partition}
         if queue == self._address.stream:
             return _Ready(index, None, f"key {partition}", entry, size)
-        # The hash of the partition key may belong to another shard.
+        # Set the shard, because the hash of the partition key may belong to another shard.
         entry["ExplicitHashKey"] = str(self._shards.open_one(queue).hash_keys[0])
         return _Ready(index, queue, f"shard {queue}", entry, size)
 
@@ -124,7 +125,7 @@ class KinesisSender:
                 raise error
 
     def _try(self, batch: Sequence[_Ready], stored: list[int | None]) -> QdoError | None:
-        """Send records once; return an error that allows a retry, None if all are stored."""
+        """Send records once; return an error that allows a retry, or None if all were stored."""
         entries = [each.entry for each in batch]
         try:
             answer = self._client.put_records(StreamName=self._address.stream, Records=entries)
@@ -146,7 +147,7 @@ class KinesisSender:
         return rejection(self._address.place, "kinesis:PutRecords", stream, failed)
 
     def _check_shard(self, ready: _Ready, found: str) -> None:
-        """List the shards again if a message went to another shard than requested."""
+        """If a message went to a shard other than the requested one, list the shards again."""
         if ready.shard in (None, found):
             return
         log.warning(
@@ -159,7 +160,7 @@ class KinesisSender:
 
 
 def _heads(lanes: _Lanes) -> list[_Ready]:
-    """Return the first message of each lane, up to the limits of a call."""
+    """Return the first message of each lane, within the limits of a call."""
     batch: list[_Ready] = []
     size = 0
     for lane in lanes.values():
@@ -171,7 +172,7 @@ def _heads(lanes: _Lanes) -> list[_Ready]:
 
 
 def _remove_stored(lanes: _Lanes, done: _Ready) -> None:
-    """Remove a stored message, and move its lane after the lanes that have waited longer."""
+    """Remove a stored message, and move its lane to the end, because the others waited longer."""
     lane = lanes[done.lane]
     lane.popleft()
     if lane:

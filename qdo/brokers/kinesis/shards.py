@@ -21,8 +21,8 @@ class Shard:
     """One shard."""
 
     name: str
-    # The parents: one after a split, two after a merge, none for the first shards of a stream. They
-    # stay listed here even after they have expired.
+    # The parents: one after a split, two after a merge, none for the first shards of a stream.
+    # Expired parents stay listed here.
     parents: tuple[str, ...]
     # The first and last hash key of the shard's records.
     hash_keys: tuple[int, int]
@@ -52,7 +52,7 @@ class Shards:
 
     def list(self) -> Sequence[Shard]:
         """Return all shards that contain or accept records."""
-        # Kinesis lists closed shards until it has deleted all their records.
+        # Kinesis lists a closed shard until all its records have expired.
         listed: list[Shard] = []
         call: dict[str, Any] = {
             "StreamName": self._address.stream,
@@ -62,7 +62,7 @@ class Shards:
             with translate(self._address.place, "stream", self._address.stream):
                 answer = self._client.list_shards(**call)
             listed.extend(map(shard_of, answer["Shards"]))
-            # The token implies the other parameters, and Kinesis rejects both together.
+            # The token implies the other parameters; Kinesis rejects calls with both.
             call = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
         with self._lock:
             self._known = {each.name: each for each in listed}
@@ -70,7 +70,7 @@ class Shards:
         return listed
 
     def find(self, name: str) -> Shard | None:
-        """Return a shard, None if it does not exist; list the shards again if it is unknown."""
+        """Return a shard, or None; list the shards again if the shard is unknown."""
         shard = self.known(name)
         if shard is None or self._stale:
             self.list()
@@ -97,11 +97,11 @@ class Shards:
         return () if shard is None else shard.parents
 
     def has_listed_parent(self, name: str) -> bool:
-        """Return whether a parent of the shard still exists; then the shard is recent."""
+        """Return whether a parent of the shard still exists, because the shard is recent."""
         return any(self.known(parent) is not None for parent in self.parents(name))
 
     def open_one(self, name: str) -> Shard:
-        """Return a shard to send to; raise UsageError if it is closed or does not exist."""
+        """Return an open shard; raise UsageError if it is closed or does not exist."""
         shard = self.find(name)
         if shard is None:
             raise UsageError(

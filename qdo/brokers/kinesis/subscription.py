@@ -1,4 +1,4 @@
-"""Reading a shard for its owner: a greenlet prefetches from Kinesis, and the owner fetches."""
+"""Reads a shard for its owner: a greenlet buffers messages, and the owner fetches them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from qdo.positions import position_of_time
 
 log = logging.getLogger(__name__)
 
-# While the owner fetches, the greenlet requests records if the buffer is below both limits.
+# If the buffer is below both limits when the owner fetches, the greenlet requests more records.
 AHEAD_BYTES = ANSWER_BYTES // 2
 AHEAD_MESSAGES = MOST_RECORDS // 2
-# The interval at which progress through a shard without messages is recorded.
+# The interval in which the owner records progress through a shard without messages.
 TIP_SECONDS = 900.0
 
 Begin = Callable[[int], ShardReader]
 
 
 class KinesisSubscription(Subscription):
-    """The messages of one shard, for its owner.
+    """Gives the messages of one shard to its owner.
 
-    :param begin: returns a reader of the shard after a position; may make calls.
-    :param wake: called when there are new messages to fetch.
-    :param ended: called after the last call.
-    :param clock: returns the Unix time.
+    :param begin: a function that returns a reader of the shard after a position. It may make calls.
+    :param wake: a function that the greenlet calls when there are new messages to fetch.
+    :param ended: a function that the greenlet calls after its last call of Kinesis.
+    :param clock: a function that returns the Unix time.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KinesisSubscription(Subscription):
         self._restart(after)
 
     def _restart(self, after: int) -> None:
-        """Begin after a position, and drop all messages read so far; call with the lock held."""
+        """Begin after a position, and drop all buffered messages; call this with the lock held."""
         self._after = after
         self._buffer = PrefetchBuffer(after)
         self._reader: ShardReader | None = None
@@ -76,7 +76,7 @@ class KinesisSubscription(Subscription):
 
     def reader(self, after: int) -> KinesisSubscription:
         with self._lock:
-            # `fetched_through` stays; it is valid once the owner has fetched the whole buffer
+            # `fetched_through` stays. It is valid again when the owner has fetched the whole buffer
             # again.
             self.end = None
             if not self._buffer.rewind(after):
@@ -84,7 +84,7 @@ class KinesisSubscription(Subscription):
         return self
 
     def fetch(self, limit: int) -> list[Taken]:
-        """Return messages of the buffer; request more if it runs low; raise the error of a read."""
+        """Return buffered messages, or raise the error of a read; request more if few are left."""
         with self._lock:
             rows = self._buffer.take(limit)
             failure = None if rows else self._failure
@@ -112,7 +112,7 @@ class KinesisSubscription(Subscription):
             self._buffer.done_through(position)
 
     def backlog(self, after: int) -> Backlog | None:
-        """Return the backlog after a position; None if only Kinesis knows it."""
+        """Return the backlog after a position; None if only Kinesis can tell the backlog."""
         with self._lock:
             reader = self._reader
             now = self._clock()
@@ -129,7 +129,7 @@ class KinesisSubscription(Subscription):
         self._limiter.forget(self._shard)
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait until no call is under way; return False on a timeout."""
+        """Wait until the last call has ended; return False on a timeout."""
         if self._thread is not None:
             self._thread.join(timeout_seconds)
             return not self._thread.is_alive()
@@ -147,8 +147,8 @@ class KinesisSubscription(Subscription):
             self._ended(self)
 
     def step(self) -> float | None:
-        """Make the next call if it is needed and due; return the seconds until the next step."""
-        # None: wait until the owner needs more messages.
+        """Make the next call if necessary and due; return the seconds until the next step."""
+        # The result None means to wait until the owner needs more messages.
         self._work.clear()
         with self._lock:
             wanted = self._wanted and not self._closed
@@ -159,7 +159,7 @@ class KinesisSubscription(Subscription):
             return None
         try:
             return self._call(buffer, reader or self._started(buffer, after))
-        except Exception as error:  # noqa: BLE001 - raised where the owner fetches
+        except Exception as error:  # noqa: BLE001 - `fetch` raises it
             self._failed(buffer, error)
             return None
 
@@ -191,7 +191,7 @@ class KinesisSubscription(Subscription):
             if buffer is not self._buffer:
                 return 0.0  # the owner moved to another position
             buffer.add(rows)
-            # Take it now: `poll` knows about an answer before the messages are in the buffer.
+            # Update this with the buffer, because `poll` processes a response earlier.
             self._reached = poll.tip.reached or poll.ended
             self._update_end()
             if rows or poll.ended:
@@ -203,10 +203,10 @@ class KinesisSubscription(Subscription):
         return poll.due_in(self._clock()) if wanted else None
 
     def _update_tip(self, poll: ShardPoller) -> bool:
-        """Advance `fetched_through` at the tip, but not too often; call with the lock held."""
-        # A queue without messages needs this time. Without a recorded time, an owner would begin at
-        # the configured start again, which may be later by then. With an old record, messages would
-        # seem to be lost once Kinesis deletes the record.
+        """Advance `fetched_through` at the tip, at most every `TIP_SECONDS`; hold the lock."""
+        # A queue without messages needs a recorded time. Without one, a new owner would begin at
+        # the configured start again, which may mean a later time by then. If the recorded record is
+        # too old, messages would seem to be lost when Kinesis deletes it.
         complete_until = poll.complete_until
         if not poll.tip.reached or complete_until is None or self._buffer.waiting:
             return False
@@ -227,7 +227,7 @@ class KinesisSubscription(Subscription):
         self._wake()
 
     def _update_end(self) -> None:
-        """Set `end` once the owner has fetched the whole shard; call with the lock held."""
+        """Set `end` if the owner has fetched the whole shard; call this with the lock held."""
         reader = self._reader
         if reader is not None and reader.poll.ended and not self._buffer.waiting:
             self.end = end(time_in(reader.poll.after))

@@ -1,4 +1,4 @@
-"""The address of a Kinesis broker: kinesis://REGION/STREAM and its options."""
+"""The address of a Kinesis broker: kinesis://REGION/STREAM with options."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class KinesisAddress:
     start: str | float = "oldest"
     # The number of GetRecords calls per second for each shard, at most 5.
     reads_per_second: float = 1.0
-    # The reaction when a position is gone from the stream: stop or oldest.
+    # The reaction if the record at a position is gone from the stream: stop or oldest.
     trimmed: str = "stop"
-    # (bucket, prefix) in S3; None if dead letters cannot be stored.
+    # The S3 bucket and prefix of dead letters; None: the broker cannot store dead letters.
     dead_letters: tuple[str, str] | None = None
 
     @property

@@ -42,11 +42,10 @@ from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name
 from qdo.system.clock import clock
 
-# The maximum number of messages to count; a longer backlog is approximate. Counting this many takes
-# 0.2 s.
+# The maximum number of messages to count, which takes 0.2 s. A larger backlog is approximate.
 COUNTED = 1_000_000
-# The maximum in one query. For 150 million messages it would take 30 s, and the server would seem
-# to be down.
+# The maximum number of queues in one query. A query about all queues may take 30 s for 150 million
+# messages, and the server would seem to be down.
 MAX_QUEUES = 1000
 
 _NEW_NAMES = """
@@ -72,7 +71,7 @@ FROM unnest(%(names)b::text[], %(afters)b::bigint[]) AS asked(name, after)
 JOIN {{schema}}.queues ON app = %(app)s AND queues.name = asked.name
 """  # noqa: S608 - constants
 
-# The locks of a statement that opens a partition: on the table and its indexes.
+# The number of locks that a statement takes for each partition: on the table and its indexes.
 LOCKS = 3
 _PARTITIONS = """
 SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(partition_ticks),
@@ -82,14 +81,14 @@ SELECT count(*), (min(substring(relname FROM '[0-9]+$')::bigint) + 1) * min(part
 FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid CROSS JOIN {schema}.about
 WHERE inhparent = '{schema}.messages'::regclass
 """
-# The number of connections for usual roles; PostgreSQL 16 may reserve some for others.
+# The number of connections for ordinary roles; PostgreSQL 16 may reserve some for other roles.
 _MOST = """
 SELECT most - current_setting('superuser_reserved_connections')::integer
     - coalesce(current_setting('reserved_connections', true)::integer, 0), most
 FROM current_setting('max_connections') AS named(text), CAST(text AS integer) AS most
 """
-# The age at which `qdo doctor` names a transaction. Only some roles see the ages of transactions of
-# other roles.
+# The age at which `qdo doctor` reports an open transaction. Only some roles can see the ages of
+# transactions of other roles.
 OPEN_SECONDS = 60.0
 _OPEN = """
 SELECT pid, usename, round(extract(epoch FROM clock_timestamp() - xact_start))
@@ -108,7 +107,7 @@ SELECT app, name, (SELECT position FROM {schema}.messages WHERE queue = queues.i
     AND position < %s::bigint AND position > trimmed ORDER BY position LIMIT 1) AS oldest
 FROM {schema}.queues ORDER BY oldest LIMIT 1
 """
-# Time between two attempts of a process to drop partitions.
+# The minimum time between two attempts of a process to drop partitions.
 DROP_SECONDS = 10.0
 _SECOND = 10_000_000
 
@@ -126,7 +125,7 @@ class PostgresqlCatalog(QueueCatalog):
         self._running: list[int] = []
 
     def names(self) -> list[str]:
-        """Return the names of all queues. Only new names are read from the server."""
+        """Return the names of all queues; read only new names from the server."""
         names = self.names_to_show()
         hidden = self._fetches.run(self._read_hidden)  # read after the names, or it may lack a name
         return [name for name in names if name not in hidden]
@@ -140,8 +139,8 @@ class PostgresqlCatalog(QueueCatalog):
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
         (total,) = connection.execute(self._sql(_COUNT), (self._tables.app,)).fetchone() or (0,)
-        # A queue was deleted. Or a crash of the server took back transaction ids, and a new queue
-        # got an id that was seen before.
+        # Either a queue was deleted, or the server crashed and assigned an earlier transaction id
+        # again to a new queue.
         if total != count:
             self._known = set()
             self._sorted = []
@@ -153,7 +152,7 @@ class PostgresqlCatalog(QueueCatalog):
         return self._sorted.copy()
 
     def _add_new(self, connection: PostgresqlConnection) -> int:
-        """Add the queues of transactions that were not visible before; return their number."""
+        """Add the queues of transactions that have become visible; return their number."""
         before = len(self._known)
         seen = {"app": self._tables.app, "next": self._next_xid, "running": self._running}
         found = connection.execute(self._sql(_NEW_NAMES), seen).fetchone()
@@ -170,7 +169,7 @@ class PostgresqlCatalog(QueueCatalog):
         return self._fetches.run(self._open) + self._fetches.run(self._warnings)
 
     def connection_warnings(self, concurrency: Sequence[int]) -> list[str]:
-        # qdo cannot tell whether, and how many, connections jobs open to this server.
+        # qdo does not know how many connections each job opens to this server, if any.
         most, limit = self._fetches.run(lambda sql: sql.execute(_MOST).fetchone()) or (0, 0)
         jobs = sum(concurrency)
         if jobs <= most:
@@ -221,7 +220,7 @@ class PostgresqlCatalog(QueueCatalog):
         return found
 
     def _read(self, wanted: dict[str, int], connection: PostgresqlConnection) -> dict[str, Backlog]:
-        """Add up the backlogs in spans of partitions, from the newest to the oldest relevant."""
+        """Add up the backlogs of spans of partitions, from the newest to the oldest span."""
         backlogs = _BACKLOGS.format(schema=self._tables.address.schema, most=COUNTED + 1)
         found: dict[str, Backlog] = {}
         for first, last in reversed(self._fetches.spans(connection, 0)):
@@ -320,7 +319,7 @@ class PostgresqlBroker(GroupCommitBroker):
             self._fetches.run(lambda connection: connection.execute("SELECT 1"))
         except UnreachableError:
             return True
-        # A server that was frozen, or that restarts, answers only after the outage.
+        # A server that was frozen, or that restarts, responds only after the outage.
         was_slow = clock() - asked > SLOW_SECONDS
         return was_slow or any(each.answers.were_missing(since) for each in self._listeners)
 
@@ -346,7 +345,7 @@ class PostgresqlBroker(GroupCommitBroker):
         return int(count)
 
     def delete_queue(self, queue: str, last: int) -> None:
-        # Outside the transaction, because a deletable shard stays deletable.
+        # Check outside the transaction, because a deletable shard stays deletable.
         check_deletable(queue, self.streams)
         counts = self._execute(self._delete, (self._app, queue, last), queue)
         if any(counts):

@@ -13,7 +13,7 @@ from qdo.postgresql.url import SchemaAddress, postgresql_address
 
 
 def _loaded(url: str) -> tuple[SchemaAddress, Any, Any]:
-    """Return an address, and the modules with sessions and with the schema."""
+    """Return the address, and the modules `session` and `schema`."""
     address = postgresql_address(url)  # reports an invalid address even without psycopg
     try:
         from qdo.postgresql import schema, session
@@ -63,7 +63,7 @@ def _connector(url: str) -> Callable[[], Any]:
 
     def open_connection() -> Any:
         connection = session.connect(address)
-        connection.execute("RESET search_path")  # its statements name no schema
+        connection.execute("RESET search_path")  # statements of callers name no schema
         connection.autocommit = False
         return connection
 

@@ -1,4 +1,4 @@
-"""Dead letters and delayed messages in tables of the PostgreSQL schema, for operators."""
+"""Dead letters and delayed messages in tables of the PostgreSQL schema."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class PostgresqlDelayedMessages(DelayedMessages):
 
 
 def _id_in(headers: str | None) -> str:
-    """Return the id that the sender of a delayed message has stored in a header."""
+    """Return the id of a delayed message, which its sender stored in a header."""
     return str((parsed(headers) or {}).get(ID, ""))
 
 

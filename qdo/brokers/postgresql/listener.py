@@ -1,22 +1,22 @@
-"""Waking a worker when its queues receive messages.
+"""Wake a worker when its queues receive messages.
 
-A notification names queues, or only reports that a sender has sent messages. `look` returns the
-queues that changed since the listener's last look, so the listener misses no message when a
-notification is lost. A sender may die between its commit and its notification, and a pooler in
-transaction mode delivers no notifications. If looks have returned the named queues before, the
-listener skips the look, which takes as long as fetching the message. The listener does not trust
-other names, because every role may notify.
+A notification names queues, or only reports that a sender has sent messages. The function `look`
+returns the queues that changed since the listener's last look. So the listener misses no message if
+a notification is lost. For example, a sender may die between its commit and its notification, and a
+pooler in transaction mode delivers no notifications. If earlier looks have returned all named
+queues, the listener skips the look, which takes as long as fetching the message. The listener does
+not trust other names, because every role may notify.
 
-Listeners of requests share the connection. A notification of requests wakes them, and so does a new
-connection. Then they look for requests themselves.
+Listeners of requests share the connection. A notification of requests or a new connection wakes
+them. Then they look for requests themselves.
 
-Looks compare the ids of transactions. After a crash or a failover, the server assigns ids again
+Looks compare the ids of transactions. After a crash or a failover, the server may assign ids again
 that a look has already seen. Therefore the listener wakes all queues once after each new connection
-or start of the server. A pooler keeps its connection while the server recovers from the crash of
-one of its processes; then the server has reset its statistics. A standby may also lack transactions
-that the lost primary had committed. Then both the last position and the end of the log are before
-those of an earlier look. The listener reports this, and makes new positions follow those that
-workers may have recorded.
+or start of the server. A pooler keeps its connection while the server recovers from the crash of a
+server process. The listener recognizes such a recovery by the reset of the server's statistics.
+After a failover, the standby may lack transactions that the lost primary had committed. Then both
+the last position and the end of the log are lower than in an earlier look. The listener reports the
+loss, and makes new positions follow the positions that workers may have recorded.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ from qdo.text import printable
 
 log = logging.getLogger(__name__)
 
-# Time between looks without a notification.
+# The time between looks without a notification.
 LOOK_SECONDS = 1.0
-# Time between looks behind a pooler, which delivers no notifications.
+# The time between looks through a pooler, which delivers no notifications.
 POLL_SECONDS = 0.1
-# If a look takes longer, the server was away. Clients wait 2 s or more for a connection.
+# A longer look means that the server was away. Clients wait 2 s or more for a connection.
 SLOW_SECONDS = 1.0
-# The payload of a notification by a transaction of an app. Transactions that committed at the same
-# time did not notify, and may become visible after the next look.
+# The payload of a notification by an app's transaction. Other transactions that committed at the
+# same time did not notify, and may become visible only after the next look.
 AGAIN = "again"
-# Times of further looks after such a notification.
+# The delays of further looks after a notification with the payload `AGAIN`.
 AGAIN_SECONDS = (0.02, 0.25)
 # The number of queue names that a listener remembers, at about 100 bytes each.
 KNOWN_NAMES = 100_000
 RETRY_SECONDS = 1.0
-# Time between two attempts to move messages of locked queues. Each attempt waits as long for a
-# lock.
+# The time between two attempts to move messages of locked queues. Each attempt waits for a lock for
+# the same time.
 LOCKED_SECONDS = 0.2
-# The delay of messages after which the listener names locks as the reason.
+# If messages are late by this time, the listener reports the locks that delay them.
 LATE_SECONDS = 5.0
-# Limits of one transaction that moves due messages, because it locks their queues.
+# The limits of one transaction that moves due messages and so locks their queues.
 MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
-# The maximum duration of the transaction. Other messages, and a starting worker, wait meanwhile.
+# The maximum duration of this transaction. Meanwhile, other messages and a starting worker wait.
 MOVE_SECONDS = 10.0
-# Time between two marks, see `LookBound`, each of which takes a transaction id. Also the time
-# between two chores of a worker, see `tidy` in `functions.sql`.
+# The time between two marks (see `LookBound`), because each mark uses a transaction id. It is also
+# the time between two chores of a worker (see `tidy` in `functions.sql`).
 MARK_SECONDS = 60.0
 # A value that neither transaction ids nor positions ever reach.
 NOTHING_NEW = 2**62
@@ -89,12 +89,12 @@ def _warn(notice: errors.Diagnostic) -> None:
 
 
 class LookBound:
-    """The position after which the next look finds its messages."""
+    """The position after which the next look must search for new messages."""
 
-    # A transaction takes its id before its positions. So a transaction whose id is at least the id
-    # of a mark takes positions after the mark's `last`. Once all earlier transactions have ended,
-    # only positions after `last` can be new. A snapshot cannot be a mark, because transactions with
-    # ids beyond it may be in progress.
+    # A transaction takes its id before its positions. So a transaction with the id of a mark, or a
+    # higher id, takes positions after the mark's `last`. Once all earlier transactions have ended,
+    # only positions after `last` can be new. A snapshot cannot serve as a mark, because
+    # transactions with higher ids may already be in progress.
 
     def __init__(self) -> None:
         self.since = 0
@@ -140,8 +140,8 @@ class Answers:
 class NotificationListener:
     """Waits for notifications and due messages on a thread (a greenlet under gevent).
 
-    :param wake: called with the names of the queues that received messages. None: listen for
-        requests only.
+    :param wake: a function that the listener calls with the names of queues with new messages.
+        None: listen only for requests.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class NotificationListener:
             self._session.close()
             raise
         self._closed = False
-        self._closing = threading.Lock()  # so that `stop` does not write to a closed pipe
+        self._closing = threading.Lock()  # `stop` must not write to a closed pipe
         self._pipe = os.pipe()
         self._thread = threading.Thread(
             target=guarded("doorbell", self._run), name="qdo-doorbell", daemon=True
@@ -196,14 +196,14 @@ class NotificationListener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening for messages; the listener does not call `wake` afterwards. Idempotent."""
-        # The connection stays open while other listeners wait for requests.
+        """Stop listening for messages; make no further call of `wake`. Idempotent."""
+        # The connection stays open while callers listen for requests.
         with self._waking:
             self._wake = None
         self._end_unless_used()
 
     def listen_for_requests(self, wake: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `wake` when requests change; return a function that stops it, None after the end."""
+        """Call `wake` when requests change; return a function to stop this, or None if stopped."""
         own = partial(wake)  # a distinct object for each call
         with self._closing:
             if self._stopping:
@@ -254,7 +254,7 @@ class NotificationListener:
             self._noticed = True
 
     def _needs_look(self, payload: str) -> bool:
-        """Note the queues in a notification; return whether a look is necessary."""
+        """Record the queues in a notification; return whether a look is necessary."""
         names = payload.split("/")[1:]
         if names[:1] == [REQUESTS]:
             self._told_of_requests = True
@@ -302,7 +302,7 @@ class NotificationListener:
             try:
                 moved = self._session.run(self._move)
             except QdoError as error:
-                # Nor does it end the start of a worker, which has other messages.
+                # A lock also must not stop a starting worker, which has other messages.
                 if failure_kind(error) is FailureKind.UNREACHABLE:
                     raise
                 self._tell_of_locks(error, -due / _SECOND)
@@ -310,7 +310,7 @@ class NotificationListener:
                 break
             self._elsewhere = moved is None
             if not moved:
-                break  # the listener that moves notifies
+                break  # the listener that moves messages notifies others
         else:
             self._told_of_locks = False
             pauses += [] if due is None else [due / _SECOND]
@@ -354,7 +354,7 @@ class NotificationListener:
             all_names = connection.execute(self._names_statement, (self._app, limit))
             names = [name for (name,) in all_names]
             self._told_of_requests = True
-        # Set these values last: after an error, the next look must find the same queues.
+        # Set these values last, because after an error the next look must find the same queues.
         self._next_xid = next_xid
         self._running = running
         self._server_start = server_start
@@ -363,7 +363,7 @@ class NotificationListener:
         self._bound.looked(next_xid, running)
         self._reconnected = False
         self._remember(names)
-        if not first:  # at first, the caller reads all queues
+        if not first:  # on the first look, the caller reads all queues
             self._wake_queues(names)
         return None if due is None else int(due)
 
@@ -385,7 +385,7 @@ class NotificationListener:
         connection.execute(self._advance_statement, (self._last_position,))
 
     def _move(self, connection: PostgresqlConnection) -> int | None:
-        """Move due messages and notify; return their number, None while another listener moves."""
+        """Move due messages and notify; return their number, None if another listener moves."""
         limits = (self._app, MOVE_MESSAGES, MOVE_BYTES)
         with connection.transaction():  # also needed with a pooler
             connection.execute(f"SET LOCAL statement_timeout = {round(MOVE_SECONDS * 1000)}")
@@ -395,7 +395,7 @@ class NotificationListener:
         return None if moved is None else int(moved)
 
     def _tell_of_locks(self, error: QdoError, late_seconds: float) -> None:
-        """Warn once while due messages stay late; do not warn about a usual short wait."""
+        """Warn once if due messages stay late; do not warn about a usual short wait."""
         if late_seconds > LATE_SECONDS and not self._told_of_locks:
             self._told_of_locks = True
             log.warning(
@@ -407,7 +407,7 @@ class NotificationListener:
             )
 
     def _wait(self, seconds: float) -> None:
-        """Wait until a notification requires a look, the listener ends, or the time is over."""
+        """Wait until a notification requires a look, the listener ends, or the time has passed."""
         self._wake_named()
         if self._noticed:
             return
@@ -420,7 +420,7 @@ class NotificationListener:
         poll.register(connection.pgconn.socket, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not self._stopping:
-            # Round up: after a wait that is a moment too short, no message would be due.
+            # Round up, because after a wait that is too short, no message would be due.
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
                 return
             try:

@@ -1,7 +1,7 @@
-"""Read queues: one native thread makes all fetches of a process over one connection.
+"""Read queues. One native thread makes all fetches of a process over one connection.
 
-Fetches that arrive while the thread is busy become one query. For a thousand queues with one new
-message each, this takes a few round trips instead of a thousand.
+The thread combines fetches that arrive while it is busy into one query. A thousand queues with one
+new message each need only a few round trips.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from qdo.postgresql.url import SchemaAddress
 T = TypeVar("T")
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
 
-# The maximum size of all bodies in one answer. The first body of a queue may be larger.
+# The maximum size of all bodies in one response. The first body of a queue may be larger.
 FETCH_BYTES = 32 * 1024 * 1024
-# The maximum number of fetches in one query. With first bodies of `Broker.max_read_bytes`, 4 MiB by
-# default, an answer has 256 MiB. Bodies of 64 MiB, which a sender may store, would exceed the
-# worker's memory.
+# The maximum number of fetches in one query. If each first body has the default
+# `Broker.max_read_bytes` of 4 MiB, a response has 256 MiB. Bodies of 64 MiB, which a sender may
+# store, would exceed the worker's memory.
 MAX_FETCHES = 64
-# Time between two lists of the partitions. The last span includes partitions added meanwhile.
+# The time between two lists of the partitions. The last span includes all newer partitions.
 LIST_SECONDS = 60.0
 END = 2**63 - 1
 
-# The largest values that the schema stores, in bytes. Larger values of a changed row stay on the
-# server, because they could exceed the memory of the process. The check takes 0.07 us for each row.
+# The largest values that the schema stores, in bytes. If a row was altered to have a larger value,
+# the server does not return the value, because it could exceed the memory of the process. The check
+# takes 0.07 us for each row.
 _LIMITS = ("body", MAX_STORED_BODY_BYTES), ("key", 4000), ("headers", 128 * 1024)
 _TOO_LARGE = " OR ".join(f"octet_length({name}) > {most}" for name, most in _LIMITS)
 _UNREAD = unreadable("it exceeds the limits of the schema")
@@ -114,7 +115,7 @@ class Fetches(GroupedCalls[Work]):
 
     @property
     def prepare(self) -> bool | None:
-        """Whether to prepare statements; a plan for any position would open all partitions."""
+        """Whether to prepare statements. Prepared plans would open all partitions."""
         return False if self._spans else None
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
@@ -182,7 +183,7 @@ class Fetches(GroupedCalls[Work]):
         }
         with connection.cursor(binary=True) as cursor:
             rows = cursor.execute(self._many, parameters, prepare=self.prepare).fetchall()
-        # Avoid a loop over rows, which would take as long as reading the rows.
+        # Avoid a loop over the rows, because it would take as long as reading them.
         ends = [bisect_right(rows, place, key=_PLACE) for place in range(len(wanted) + 1)]
         return [list(map(_ROW, rows[start:end])) for start, end in itertools.pairwise(ends)]
 
@@ -204,7 +205,7 @@ class PostgresqlReader:
         self._after = after
 
     def fetch(self, limit: int) -> Sequence[Row]:
-        """Return the next rows; fewer than `limit` if large bodies use too much memory."""
+        """Return the next rows; fewer than `limit` if their bodies need too much memory."""
         rows: Sequence[Row] = self._fetches.call(Fetch(self._queue, self._after, limit))
         if rows:
             self._after = rows[-1][0]
@@ -219,14 +220,14 @@ class PostgresqlTables:
     writer: PostgresqlWriter
     address: SchemaAddress
     app: str
-    # 48-bit node of message ids.
+    # The 48-bit node of message ids.
     node: int
 
     def sql(self, text: str) -> str:
         return text.format(schema=self.address.schema)
 
     def read(self, query: str, **values: Any) -> list[Any]:
-        """Return the rows of a query, given its parameters except for the app."""
+        """Return the rows of a query for this app, given its other parameters."""
         statement = self.sql(query)
         parameters = {"app": self.app, **values}
 

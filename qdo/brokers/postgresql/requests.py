@@ -1,6 +1,6 @@
 """Requests in a table of the PostgreSQL schema; `functions.sql` implements each step.
 
-Concurrent calls that store or report requests share a statement, see `writer`.
+Concurrent calls that store or report requests share one statement; see `writer`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ FROM (
 """
 _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
-# After a look that read many dead rows, the next complete look waits ten times its duration.
+# After a slow look (many dead rows), the time to the next complete look is this many times longer.
 SPARED = 10.0
 LONGEST_SECONDS = 1.0
 MOST_LOOKS = 1000
@@ -143,9 +143,9 @@ class _Report(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The result of the last take of a pool, see `take_requests` in `functions.sql`."""
+    """The result of the last take of a pool; see `take_requests` in `functions.sql`."""
 
-    # The time of the next complete look, by `clock`.
+    # The time of the next complete look, as `clock` counts.
     until: float
     since: float
     passed: list[int]
@@ -157,8 +157,9 @@ _NO_LOOK = _Look(0.0, 0.0, [0] * 10)
 class PostgresqlRequests(RequestStore):
     """The requests of one app in a schema.
 
-    :param check: returns the size of a message, or raises an error.
-    :param marks: returns the proofs of message ids, None without encryption.
+    :param check: a function that returns the size of a message, or raises an error if the broker
+        cannot store the message.
+    :param marks: a function that returns the marks that prove message ids; None without encryption.
     :param listen: see `RequestStore.listen`.
     """
 
@@ -225,9 +226,9 @@ class PostgresqlRequests(RequestStore):
         if next_due is not None and next_due > since:
             left = min(left, next_due - since)  # a delayed request has a smaller number
         if not is_whole and left > 0:
-            next_due = since + left  # finds returned requests then
+            next_due = since + left  # a complete look finds returned requests
         if len(self._looks) >= MOST_LOOKS:
-            self._looks.clear()  # also for former pools and registrations
+            self._looks.clear()  # drops looks of former pools and registrations
         self._looks[owner, pool] = _Look(clock() + left, since, passed)
         if next_due is not None:
             next_due += time.time() - since  # the server's clock may differ
@@ -276,7 +277,7 @@ class PostgresqlRequests(RequestStore):
         work = GroupedWork(self._reported, report, report.take.id, locked, told)
         valid = bool(self._tables.writer.call(work, size))
         if report.state == WAITING:
-            self._looks.clear()  # see it at once
+            self._looks.clear()  # the next take must see the request
         return valid
 
     def _reported(
@@ -300,7 +301,7 @@ class PostgresqlRequests(RequestStore):
         return list(valid)
 
     def _cancel(self, take: Take, why: str | None, messages: Sequence[Outgoing]) -> bool:
-        """End a waiting request; a sender's role may do this too."""
+        """End a waiting request, which a sender's role may also do."""
         size = sum(map(self._check, messages))
         arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
         locked = frozenset(message.queue for message in messages) | {_locked(take.id)}
@@ -348,7 +349,7 @@ class PostgresqlRequests(RequestStore):
     ) -> list[RequestRecord]:
         numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
         condition = f"state IN ({numbers})"
-        if outcome is not None:  # constant, so that the planner uses the index of failures
+        if outcome is not None:  # a constant lets the planner use the index of failures
             condition = f"state = {OVER} AND outcome = '{OUTCOMES[OUTCOMES.index(outcome)]}'"
         query = _RECORDS.replace("{condition}", condition)
         query = query.replace("{order}", "DESC" if newest else "ASC")
@@ -384,12 +385,12 @@ class PostgresqlRequests(RequestStore):
 
 
 def _locked(name: str) -> str:
-    """Return a text for a lock that a call may wait for; it is never the name of a queue."""
+    """Return the name of a lock that a call may wait for; it is never the name of a queue."""
     return f"/{name}"
 
 
 def _announced(messages: Sequence[Outgoing]) -> frozenset[str]:
-    """Return the queues of messages, `UNKNOWN` if some may be delayed."""
+    """Return the queues of messages; `UNKNOWN` if some messages may be delayed."""
     if any(message.terms is not None for message in messages):
         return UNKNOWN
     return frozenset(message.queue for message in messages)

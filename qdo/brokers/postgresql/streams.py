@@ -1,4 +1,4 @@
-"""Streams in the PostgreSQL schema; its functions in `functions.sql` change them."""
+"""Streams in the PostgreSQL schema; functions of `functions.sql` change the streams."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Group commit: one native thread makes all writes of a process over one connection.
+"""Group commit. One native thread makes all writes of a process over one connection.
 
 One statement appends the messages of a group, with one round trip, one transaction and one sync.
-New requests and their ends are grouped in the same way. If PostgreSQL refuses a group, the thread
-repeats each call separately, and each gets its error. If the connection is lost, the thread repeats
-nothing, because the group may have been stored.
+The thread groups new requests and the ends of requests in the same way. If PostgreSQL refuses a
+group, the thread repeats each call separately, and each call gets its own error. If the connection
+is lost, the thread repeats no call, because the server may have stored the group.
 
 A transaction of another program may hold the lock of a queue. The thread then retries the calls for
 that queue for `LOCK_SECONDS`, and makes calls for other queues between two attempts. Once one call
 succeeds, the other waiting calls for the queue follow as a group.
 
-A notification locks the whole database until its transaction is committed. So the thread sends it
-in a separate transaction, which writes nothing and need not wait for the disk. A busy sender
+A notification locks the whole database until its transaction is committed. So the thread notifies
+in a separate transaction, which writes no data and need not wait for the disk. A busy sender
 notifies only every `NOTIFY_SECONDS`. The notification names the queues of the messages, so
-listeners need not query them.
+listeners need not query the server for the names.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ from qdo.refusals import failure_kind
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-# Messages without options, or other work.
+# The work of a call: messages without options, or other work.
 Work: TypeAlias = "Sequence[Outgoing] | Change | GroupedWork"
 NOTIFY_SECONDS = 0.002
 # The longest payload of a notification.
 PAYLOAD_BYTES = 7999
-# How long a call waits for the lock of its queue.
+# The time for which a call waits for the lock of its queue.
 LOCK_SECONDS = 10.0
-# How long one attempt waits for a lock. Meanwhile, calls for other queues wait.
+# The time for which one attempt waits for a lock. Meanwhile, calls for other queues wait.
 GROUP_LOCK_SECONDS = 0.5
-# How long each call waits for a lock when the calls of a group are tried one by one.
+# The time for which each call waits for a lock if the thread makes the calls of a group separately.
 ALONE_LOCK_SECONDS = 0.02
 # Stands for the unknown queues of a change; no queue has this name.
 UNKNOWN = frozenset({""})
 # Stands for the requests of an app in a notification; no queue can have this name.
 REQUESTS = "."
-# SQLSTATE of the error that `lock_queues` raises.
+# The SQLSTATE of the error that `lock_queues` raises.
 TOO_MANY_QUEUES = "QD001"
-# SQLSTATE of the error that `ask_requests` raises.
+# The SQLSTATE of the error that `ask_requests` raises.
 REQUEST_EXISTS = "QD004"
 # The errors that `add_shards` and `route` raise for a queue, by SQLSTATE.
 OF_SHARDS: dict[str, Callable[[str], QdoError]] = {
@@ -76,12 +76,12 @@ OF_SHARDS: dict[str, Callable[[str], QdoError]] = {
     "QD007": taken_error,
 }
 _SECOND = 10_000_000
-# Names, keys, headers, bodies, ids, dues, deduplication keys and windows.
+# The arrays of names, keys, headers, bodies, ids, due times, deduplication keys and windows.
 ARRAYS = (
     "%b::text[], %b::text[], %b::text[], %b::bytea[],"
     " %b::text[], %b::bigint[], %b::text[], %b::bigint[]"
 )
-# SQLSTATE of the error that `stage` raises.
+# The SQLSTATE of the error that `stage` raises.
 OTHER_SCHEMA = "QD002"
 _NO_SCHEMA = (errors.UndefinedFunction, errors.InvalidSchemaName)
 _STATES = (
@@ -94,23 +94,23 @@ _STATES = (
 class Change:
     """A call that needs a separate transaction."""
 
-    # Called with the connection, and called again after a rollback.
+    # A function of the connection. After a rollback, the writer may call it again.
     act: Callable[[PostgresqlConnection], Any]
-    # The queues that the transaction locks; `UNKNOWN` if its caller does not name them.
+    # The queues that the transaction locks; `UNKNOWN` if the caller does not name the queues.
     queues: frozenset[str]
-    # The queues to notify about, see `notification`.
+    # The queues to name in the notification; see `notification`.
     told: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWork:
-    """The share of one call in a statement for several calls."""
+    """The part of one call in a statement for several calls."""
 
-    # Called with the connection, the parts of all calls, and the maximum wait for a lock in
-    # milliseconds; returns their results.
+    # A function of the connection, the parts of all calls, and the maximum wait for a lock in
+    # milliseconds. It returns the results of the calls.
     act: Callable[[PostgresqlConnection, list[Any], int], list[Any]]
     part: Any
-    # A text; parts with the same text do not share a statement.
+    # Parts with the same text do not share a statement; None: no limit.
     alone: str | None
     queues: frozenset[str]
     told: frozenset[str]
@@ -121,13 +121,13 @@ class _Held(NamedTuple):
 
     call: GroupedCall[Work]
     queues: frozenset[str]
-    # The time at which the call fails with `error`, as time.monotonic().
+    # The time at which the call fails with `error`, by time.monotonic().
     deadline: float
     error: BaseException
 
 
 class PostgresqlWriter(GroupedCalls[Work]):
-    """The writes of one process for one app; `limit` returns the queue limit to set."""
+    """The writes of one process for one app; `limit` returns the limit of queues to set."""
 
     def __init__(self, address: SchemaAddress, app: str, limit: Callable[[], int | None]) -> None:
         super().__init__("writer")
@@ -152,7 +152,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         queues: frozenset[str] = UNKNOWN,
         told: frozenset[str] = UNKNOWN,  # messages may be delayed, and queues deleted
     ) -> T:
-        """Run `act` with the connection, in autocommit mode, and return its result."""
+        """Run `act` with the connection in autocommit mode, and return its result."""
         result: T = self.call(Change(act, queues, told), size)
         return result
 
@@ -190,7 +190,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
                 self._keep_or_fail(call, self._changed(call))
 
     def _write_together(self, calls: list[GroupedCall[Work]]) -> None:
-        """Handle calls in one statement; if it fails, handle them one by one."""
+        """Handle calls in one statement; if the statement fails, handle the calls one by one."""
         error = self._together(calls, GROUP_LOCK_SECONDS)
         if error is None:
             return
@@ -212,7 +212,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
     def _together(
         self, calls: list[GroupedCall[Work]], lock_seconds: float
     ) -> BaseException | None:
-        """Handle calls in one transaction; return the error, None on success."""
+        """Handle calls in one transaction; return the error, or None on success."""
         works: list[Any] = [call.work for call in calls]
         act = self._shared if isinstance(works[0], GroupedWork) else self._appended
         lock_ms = round(lock_seconds * 1000)
@@ -230,7 +230,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
     def _appended(
         self, connection: PostgresqlConnection, works: list[Sequence[Outgoing]], lock_ms: int
     ) -> list[Any]:
-        """Return the positions of the messages of each call."""
+        """Append the messages of calls; return the positions of each call's messages."""
         messages = [message for work in works for message in work]
         query = (self._app, *columns(messages), lock_ms)
         (first,) = connection.execute(self._append, query).fetchone() or (0,)
@@ -278,7 +278,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
             call.fail(error)
 
     def _keep_held(self, calls: list[GroupedCall[Work]]) -> list[GroupedCall[Work]]:
-        """Keep the calls whose queues are known to be locked; return all other calls."""
+        """Keep the calls for queues that are known to be locked; return all other calls."""
         locked = frozenset[str]().union(*(held.queues for held in self._held))
         error = self._held[0].error
         others = []
@@ -290,7 +290,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         return others
 
     def _try_held(self) -> None:
-        """Try the first waiting call; after it succeeds or fails, also try similar calls."""
+        """Try the first waiting call. If it does not wait again, try the calls for its queues."""
         first, *rest = self._held
         same = [held for held in rest if held.queues == first.queues]
         others = [held for held in rest if held.queues != first.queues]
@@ -311,7 +311,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._held = [held for held in self._held if held.deadline > now]
 
     def _announce(self) -> None:
-        """Notify listeners, but not more often than `NOTIFY_SECONDS` while calls wait."""
+        """Notify listeners; while calls wait, notify at most once every `NOTIFY_SECONDS`."""
         if not self._unannounced:
             return
         now = time.monotonic()
@@ -323,7 +323,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         try:
             self._session.run(lambda connection: connection.execute(self._notify, parameters))
         except PostgresqlError:
-            pass  # listeners look anyway, and the next call reports a lost connection
+            pass  # listeners look without it, and the next call reports a lost connection
         except QdoError as error:
             if not self._warned:
                 self._warned = True
@@ -331,7 +331,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
 
 
 def notification(queues: Set[str]) -> str:
-    """Return the payload that names queues; "" if it is too long or the queues are unknown."""
+    """Return a payload that names queues; "" if it is too long or the queues are unknown."""
     # A payload that begins with `REQUESTS` also reports requests.
     head = f"/{REQUESTS}" if REQUESTS in queues else ""
     rest = head and f"{head}/"
@@ -342,7 +342,7 @@ def notification(queues: Set[str]) -> str:
 
 
 def _groups(calls: list[GroupedCall[Work]]) -> list[list[GroupedCall[Work]]]:
-    """Return groups of calls that one statement can handle; each change is alone."""
+    """Return groups of calls that one statement can handle, without changes."""
     groups: dict[Any, list[GroupedCall[Work]]] = {}
     alone: Counter[tuple[Any, str]] = Counter()
     for call in calls:
@@ -382,7 +382,7 @@ def refusal(error: BaseException) -> BaseException:
 
 
 def columns(messages: Sequence[Outgoing]) -> tuple[Any, Any, Any, list[bytes]]:
-    """Return names, keys, headers and bodies; None stands for an array of None."""
+    """Return arrays of names, keys, headers and bodies; None for an array of only None."""
     keys = [message.key for message in messages]
     headers = [message.headers for message in messages]
     return (
@@ -396,7 +396,7 @@ def columns(messages: Sequence[Outgoing]) -> tuple[Any, Any, Any, list[bytes]]:
 def send_work(
     schema: str, app: str, messages: Sequence[Outgoing], marks: IdMarks | None
 ) -> Callable[[PostgresqlConnection], list[str]]:
-    """Return work that sends messages with options in order, and returns their ids."""
+    """Return work that sends messages with options in order and returns their ids."""
     statement = f"SELECT {schema}.send(%s, {ARRAYS}, %s)"
     parameters = (app, *arrays_of(messages, marks), None)
 
@@ -410,9 +410,9 @@ def send_work(
 def execute_within(
     connection: Any, address: SchemaAddress, statement: str, parameters: Sequence[Any]
 ) -> Any:
-    """Execute a statement in the transaction of an app's connection; return its cursor.
+    """Execute a statement in the transaction of an app's connection; return the cursor.
 
-    :raises UsageError: `connection` is not from psycopg, or leads to another database.
+    :raises UsageError: the connection is not from psycopg, or is to another database.
     """
     execute, driver = executor_of(connection)
     if driver.info.encoding != "utf-8":
@@ -440,9 +440,9 @@ def execute_within(
 def arrays_of(
     messages: Sequence[Outgoing], marks: IdMarks | None, *, with_ids: bool = False
 ) -> tuple[Any, ...]:
-    """Return the arrays for `send` and `stage`; `with_ids` gives every message an id."""
-    # A delayed message has no position yet, so it gets a random id in a header. Only the server can
-    # tell whether the message is due, because the clocks may differ.
+    """Return the arrays for `send` and `stage`; with `with_ids`, every message gets an id."""
+    # A delayed message has no position yet, so it gets a random id in a header. Only the server
+    # knows whether a message is due, because the clocks may differ.
     ids: list[str | None] = []
     dues: list[int | None] = []
     headers: list[str | None] = []

@@ -1,4 +1,4 @@
-"""The calls to SQS about the messages of one owner, ten messages at a time."""
+"""The calls to SQS about the messages of one owner, with up to ten messages per call."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from qdo.text import describe, pluralize
 
 # The maximum number of open polls; the polls of further queues wait.
 MOST_POLLS = 1000
-# The maximum length of reasons of SQS in the log, in characters.
+# The maximum length of SQS's reasons in the log, in characters.
 MOST_REASON = 200
-# Methods of a boto3 client, by action.
+# The names of a boto3 client's methods by action.
 METHODS = {
     "ReceiveMessage": "receive_message",
     "DeleteMessageBatch": "delete_message_batch",
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReceiveResponse:
-    """The results of the entries of a call."""
+    """The entries of a call by result."""
 
     done: Sequence[InFlightMessage]
     # The entries whose receipts are no longer valid.
@@ -50,11 +50,11 @@ class ReceiveResponse:
 class SqsApi:
     """The calls of one process.
 
-    :param calls: makes the calls that SQS answers at once.
-    :param polling: makes long polls.
+    :param calls: an object that makes all calls except long polls.
+    :param polling: an object that makes long polls.
     :param objects: the objects in S3; None: every body is in SQS.
-    :param polls: limits the number of open polls; see `qdo.system.processes`.
-    :ivar counts: number of calls, by action.
+    :param polls: the maximum number of open polls; see `qdo.system.processes`.
+    :ivar counts: the number of calls by action.
     """
 
     def __init__(
@@ -93,18 +93,19 @@ class SqsApi:
         owed: Callable[[float], None] = lambda seconds: None,
         ended: Callable[[], bool] = lambda: False,
     ) -> list[Received]:
-        """Wait for messages, in one long poll.
+        """Wait for messages with one long poll.
 
-        :param attempt: a new id. For a FIFO queue, the id of an earlier receive with a lost answer
-            returns the same messages again.
-        :param wanted: returns the number of messages to receive, at most 10; called just before the
-            poll.
-        :param came: called with the messages before bodies are read from S3. It returns the number
-            of messages to keep; the others are released.
-        :param owed: called with the seconds after which SQS shows omitted messages again. To keep
-            the order, later messages of their groups are omitted too.
-        :param ended: returns whether the claim has ended; then all messages are released.
-        :raises QdoError: SQS cannot be polled, or no body of any message can be read.
+        :param attempt: a new id. For a FIFO queue, the id of an earlier receive, whose response was
+            lost, returns the same messages again.
+        :param wanted: a function that returns the number of messages to receive, at most 10. The
+            method calls it just before the poll.
+        :param came: a function of the received messages, called before the method reads bodies from
+            S3. It returns the number of messages to keep; the method releases the others.
+        :param owed: a function that the method calls with the seconds after which SQS shows omitted
+            messages again. To keep the order, it also omits later messages of their groups.
+        :param ended: a function that returns whether the claim has ended. If so, the method
+            releases all messages.
+        :raises QdoError: the poll failed, or the method could not read any body.
         """
         options: dict[str, Any] = {
             "QueueUrl": self._queues.url(queue),
@@ -134,11 +135,11 @@ class SqsApi:
         return messages
 
     def look(self, queue: str) -> None:
-        """Warn if messages wait although the owner holds none; raise nothing."""
-        # SQS reports no error for polls that wrongly return no messages.
+        """Warn if messages wait although the owner holds no messages; raise no error."""
+        # SQS reports no error if a poll wrongly returns no messages.
         try:
             count = self._queues.waiting(queue)
-        except Exception as error:  # noqa: BLE001 - nothing depends on it
+        except Exception as error:  # noqa: BLE001 - the look is optional
             _log.debug("queue %s: its backlog is unknown: %s", queue, describe(error))
             return
         if count:
@@ -151,8 +152,8 @@ class SqsApi:
             )
 
     def receive_lost(self, queue: str, attempt: str) -> list[str]:
-        """Return the receipts of a receive from a FIFO queue, after its answer was lost."""
-        # If that receive was empty, SQS treats this call as a new one, and returns other messages.
+        """Return the receipts of a receive from a FIFO queue whose response was lost."""
+        # If the lost response was empty, SQS treats this call as new, and returns other messages.
         options: dict[str, Any] = {
             "QueueUrl": self._queues.url(queue),
             "MaxNumberOfMessages": BATCH,
@@ -166,7 +167,7 @@ class SqsApi:
         return [str(raw["ReceiptHandle"]) for raw in answer.get("Messages", ())]
 
     def delete(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
-        """Delete messages, and then their bodies; raise nothing."""
+        """Delete messages, and then their bodies; raise no error."""
         entries = [
             {"Id": str(index), "ReceiptHandle": held.receipt} for index, held in enumerate(batch)
         ]
@@ -177,11 +178,11 @@ class SqsApi:
         return answer
 
     def extend(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
-        """Hide messages for another visibility timeout; raise nothing."""
+        """Hide messages for another visibility timeout; raise no error."""
         return self._change(queue, batch, self._visibility_seconds)
 
     def release(self, queue: str, batch: Sequence[InFlightMessage]) -> ReceiveResponse:
-        """Make messages visible at once; raise nothing, as they become visible after a timeout."""
+        """Make messages visible at once; raise no error, because they appear after a timeout."""
         return self._change(queue, batch, 0)
 
     def release_receipts(self, queue: str, receipts: Sequence[str]) -> None:
@@ -222,12 +223,13 @@ class SqsApi:
             with translate(self._place, "queue", _name(url)):
                 self.counts[action] += 1
                 found = self._calls.call(action, {"QueueUrl": url, "Entries": entries})
-        except Exception as error:  # noqa: BLE001 - retried, and must not end a duty
+        except Exception as error:  # noqa: BLE001 - the owner retries; an error must not end a duty
             _log.warning("queue %s: %s failed, retrying: %s", queue, action, describe(error))
             return ReceiveResponse((), failed=batch)
         faults = {int(each["Id"]): each for each in found.get("Failed", ())}
         refused = [held for at, held in enumerate(batch) if _is_refused(faults.get(at))]
-        # Entries missing from the answer are not done: a proxy may have sent the answer.
+        # Entries missing from the response are not done, because a proxy may have sent the
+        # response.
         named = {int(each["Id"]) for each in found.get("Successful", ())}
         done = [held for at, held in enumerate(batch) if at in named and at not in faults]
         failed = [
@@ -255,11 +257,11 @@ class SqsApi:
 def _log_rejected(
     queue: str, action: str, batch: Sequence[InFlightMessage], faults: Mapping[int, Any]
 ) -> None:
-    """Log rejected entries of a call: a line for each reason, with the number of messages."""
-    # Error texts of SQS contain receipt handles of hundreds of characters, which help no reader.
+    """Log the rejected entries of a call: one line for each reason, with the number of messages."""
+    # Shorten SQS's error texts, because they contain receipt handles of hundreds of characters.
     reasons: Counter[tuple[int, str, str]] = Counter()
     for at, fault in faults.items():
-        # A done message may be deleted before it is extended.
+        # A done message may be deleted before its extension.
         expected = batch[at].done and action != "DeleteMessageBatch"
         level = logging.DEBUG if expected else logging.WARNING
         reason = str(fault.get("Message") or "").replace(batch[at].receipt, "...")
@@ -272,13 +274,13 @@ def _log_rejected(
 
 
 def _name(url: str) -> str:
-    """Return the full SQS name of a queue, as used in permissions."""
+    """Return the full SQS name of a queue, which permissions contain."""
     return url.rsplit("/", 1)[-1]
 
 
 def _is_refused(fault: Any) -> bool:
-    """Return whether the receipt of an entry is invalid; then a retry cannot help."""
-    # SQS also reports throttling as a fault of the sender.
+    """Return whether the receipt of an entry is invalid, so that a retry cannot help."""
+    # SQS also reports throttling as a sender's fault.
     if fault is None or not fault.get("SenderFault"):
         return False
     return "throttl" not in str(fault.get("Code")).lower()

@@ -1,7 +1,7 @@
-"""The SQS broker: standard and FIFO queues of one region whose names begin with a prefix.
+"""The SQS broker: standard and FIFO queues in one region whose names begin with a prefix.
 
-Each qdo queue is an SQS queue; its name is the part after the prefix. Senders and operators need
-only this class. A worker makes an `SqsConsumer` when it subscribes.
+Each qdo queue is an SQS queue; its qdo name is the part after the prefix. Senders and operators
+need only the class `SqsBroker`. A worker makes an `SqsConsumer` when it subscribes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 # The number of receives that a redrive policy should allow for each attempt of a job. After
-# handovers and crashes, owners receive messages again whose jobs never ran.
+# handovers and crashes, owners receive messages again even if the jobs never ran.
 RECEIVES_PER_ATTEMPT = 10
 LONGEST_RETENTION_SECONDS = 14 * 86_400
-# The extra time that an answer may take after the end of its long poll.
+# The extra time that a response may take after the end of its long poll.
 POLL_SLACK_SECONDS = 10.0
 # The maximum number of open calls. Calls of consumers have separate connections.
 CONNECTIONS = 4 * AT_ONCE
@@ -166,7 +166,8 @@ class SqsBroker(AwsBroker):
         self._consumer: SqsConsumer | None = None
         self._receipts: ReceiptHandleStore | None = None
         self.client = make_client(address.place, connections=CONNECTIONS)
-        # Do not retry here, because the sender retries only the failed messages of a batch.
+        # Do not retry in the client, because the sender retries only the failed messages of a
+        # batch.
         methods = {ACTION: "send_message_batch"}
         self._sending = make_calls(address.place, TARGET, methods, connections=CONNECTIONS)
         self.objects = Objects(address.place, address.bucket) if address.bucket else None
@@ -183,17 +184,19 @@ class SqsBroker(AwsBroker):
             if self.objects is not None:
                 self.objects.check()
         except BaseException:
-            # The caller never gets this broker and cannot close it, even if Ctrl-C ends a probe.
+            # Also after Ctrl-C during a probe: the caller does not get the broker and cannot close
+            # it.
             self.close()
             raise
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store the messages of each queue in the given order; return their ids."""
-        # SQS cannot store all or none. A PartialSendError lists the messages that were not stored.
+        # SQS cannot store either all messages or none. A PartialSendError lists the unsent
+        # messages.
         with self._begun_to_send():
             try:
                 return [each.id for each in self._sender.send(messages)]
-            finally:  # also for stored messages if others failed
+            finally:  # if some messages failed, owners still need to know about the others
                 self._notify(m.queue for m in messages if m.terms is None or m.terms.due is None)
 
     def _notify(self, queues: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
-"""Encode messages for SQS and decode received ones: bodies, pointers to S3, positions.
+"""Encode messages for SQS, and decode received messages, with their pointers and positions.
 
-Pure functions.
+All functions are pure.
 
 =====================  =====================================================================
 body                   plain JSON text, which other producers and consumers understand;
@@ -21,7 +21,7 @@ A message whose body is in S3 has a pointer, in the formats of AWS's extended cl
 The clients mix the two formats. By default, the Java client 2.x writes the legacy attribute with
 the current class. The Python client writes the legacy format with `use_legacy_attribute`. Some
 clients request or recognize only one of the attributes. So qdo reads every combination, and writes
-both attributes with the current class, which all supported clients read.
+both attributes with the current class. All supported clients can read this combination.
 
 SQS has no positions. The owner makes a position from a message's send time and identity when it
 receives the message:
@@ -35,8 +35,8 @@ bits                    content
 0 to 127                its MessageId
 ======================  ===========================================================================
 
-So the positions of one owner increase in the order of receipt, as the engine requires. `last`
-records the time. The lower 256 bits identify the message for every owner.
+So the positions of one owner increase in the order of receipt, as the engine requires. `last` is
+the recorded time. The lower 256 bits identify the message for every owner.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET, Positions
 from qdo.text import describe
 
-# Attributes of a message whose body is a pointer; the value is the size of the body in bytes.
+# The attributes that mark a body as a pointer; their value is the size of the real body in bytes.
 SIZE_MARKERS = ("ExtendedPayloadSize", "SQSLargePayloadSize")
 POINTER_CLASS = "software.amazon.payloadoffloading.PayloadS3Pointer"
 LEGACY_POINTER_CLASS = "com.amazon.sqs.javamessaging.MessageS3Pointer"
 
 _MOST_DIGITS = 15
 _MAX_KEY_BYTES = 1024
-# Prefix of action names in the SQS protocol.
+# The prefix of action names in the SQS protocol.
 TARGET = "AmazonSQS"
 ENCODING = "qdo-encoding"
 HEADERS = "qdo-headers"
 KEY = "qdo-key"
-# Message group of all messages without a key. A single group preserves the queue's order.
+# The message group of all messages without a key. A single group preserves the queue's order.
 NO_GROUP = "-"
-# MessageSystemAttributeNames of a receive call, besides all MessageAttributeNames.
+# The MessageSystemAttributeNames of a receive call, in addition to all MessageAttributeNames.
 RECEIVED_ATTRIBUTES = (
     "SentTimestamp",
     "ApproximateReceiveCount",
@@ -89,12 +89,12 @@ RECEIVED_ATTRIBUTES = (
 )
 _BASE64 = "base64"
 _EMPTY = "empty"
-# Type of an attribute with JSON text, for values that SQS rejects as plain text.
+# The type of an attribute with JSON text, for values that SQS rejects as plain text.
 _JSON_TEXT = "String.json"
 _GROUP = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
-# Characters that SQS rejects in any text, because XML 1.0 cannot represent them.
+# The characters that SQS rejects in any text, because XML 1.0 cannot represent them.
 _REFUSED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-# In units of 100 ns, like positions.
+# A millisecond in units of 100 ns, like positions.
 _MILLISECOND = 10_000
 Attributes = dict[str, dict[str, Any]]
 _NONE: Mapping[str, Mapping[str, Any]] = {}
@@ -118,7 +118,7 @@ def pointer_entry(
 
 
 def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPointer | None:
-    """Return the location in S3 that a message points to, None if it is not a pointer."""
+    """Return the location in S3 that a message points to; None if its body is not a pointer."""
     if not any(name in attributes for name in SIZE_MARKERS):
         return None
     try:
@@ -137,7 +137,7 @@ def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPo
 
 
 def stated_size(attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the size of a body in S3 according to its sender, 0 if missing or invalid."""
+    """Return the size of a body in S3 according to its sender; 0 if it is missing or invalid."""
     for name in SIZE_MARKERS:
         text = str(attributes.get(name, {}).get("StringValue", ""))
         if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
@@ -150,30 +150,30 @@ class Received(NamedTuple):
 
     # The UUIDv1 time at which SQS stored the message, precise to the millisecond.
     sent: int
-    # The SequenceNumber of the message, 0 in a standard queue.
+    # The SequenceNumber of the message; 0 in a standard queue.
     sequence: int
     # The MessageId of the message, as a number of 128 bits.
     message_id: int
-    # JSON, or bytes if the headers mark it as bytes; the text of a `pointer`.
+    # JSON, or bytes if the headers say so. If there is a `pointer`, its text.
     body: bytes
     key: str | None
     # JSON object of str to str, or None.
     headers: str | None
-    # The handle to delete or extend the message.
+    # The receipt handle, to delete or extend the message.
     receipt: str
     group: str | None
     # The number of receives of the message, including this one.
     receive_count: int
     # The location of the body in S3; None: the body is in the message.
     pointer: BodyPointer | None = None
-    # The size of the body in S3 in bytes, according to the sender; 0 if unknown.
+    # The size in bytes of the body in S3, according to the sender; 0 if it is unknown.
     size: int = 0
 
 
 def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, Any]:
     """Return the SendMessageBatch entry of a message, without its Id and delay.
 
-    :param dedup: deduplication key, for a FIFO queue; None: a random id.
+    :param dedup: the deduplication key, for a FIFO queue; None: use a random id.
     """
     text, attributes = encode_message(message.body, message.headers, message.queue)
     group = group_of(message.key)
@@ -189,7 +189,7 @@ def entry(message: Outgoing, fifo: bool, dedup: str | None = None) -> dict[str, 
 
 
 def encode_message(body: bytes, headers: str | None, queue: str) -> tuple[str, Attributes]:
-    """Return the text of a body, and attributes with its encoding and headers."""
+    """Return the text of a body, and the attributes with its encoding and headers."""
     attributes: Attributes = {}
     text = _plain(body, headers)
     if text is None:
@@ -201,7 +201,7 @@ def encode_message(body: bytes, headers: str | None, queue: str) -> tuple[str, A
 
 
 def string(text: str) -> dict[str, Any]:
-    """Return a String attribute for a text that SQS accepts, see `is_storable`."""
+    """Return a String attribute for a text that SQS accepts; see `is_storable`."""
     return {"DataType": "String", "StringValue": text}
 
 
@@ -212,14 +212,14 @@ def is_storable(text: str) -> bool:
 
 def group_of(key: str | None) -> str:
     """Return the message group of a key: the key itself, or a digest if SQS rejects the key."""
-    # Deduplication ids have the same limits.
+    # Callers also use this for deduplication ids, which have the same limits.
     if key is None:
         return NO_GROUP
     return key if _GROUP.fullmatch(key) else _digest(key)
 
 
 def size_of(made: Mapping[str, Any]) -> int:
-    """Return the size of an entry as SQS counts it for its limit: body and all attributes."""
+    """Return the size of an entry as SQS counts it: the body and all attributes."""
     size = len(made["MessageBody"].encode())
     for name, value in made.get("MessageAttributes", {}).items():
         size += len(name.encode()) + len(value["DataType"].encode())
@@ -237,7 +237,7 @@ def pointing(made: Mapping[str, Any], pointer: BodyPointer, size: int) -> dict[s
 
 
 def _plain(body: bytes, headers: str | None) -> str | None:
-    """Return a body as text; None if it must be encoded."""
+    """Return a body as text; None if SQS would reject the text."""
     if headers is not None and is_raw(parsed(headers) or {}):
         return None
     try:
@@ -248,13 +248,13 @@ def _plain(body: bytes, headers: str | None) -> str | None:
 
 
 def _safe_json(headers: str, queue: str) -> str:
-    """Return headers with the characters that SQS rejects escaped."""
+    """Return headers in which the characters that SQS rejects are escaped."""
     if is_storable(headers):
         return headers
     try:
         headers.encode()
         return json.dumps(json.loads(headers), ensure_ascii=True)
-    except ValueError as error:  # stray surrogates as well
+    except ValueError as error:  # also for stray surrogates
         raise _not_text("headers", queue, headers) from error
 
 
@@ -289,23 +289,23 @@ def _digest(text: str) -> str:
 def decode_received(raw: Mapping[str, Any], *, own: bool = False) -> Received:
     """Decode one message of a ReceiveMessage response.
 
-    :param own: qdo wrote the message, so its headers state the type of the body.
-    :param raw: received with `RECEIVED_ATTRIBUTES` and all message attributes.
+    :param own: whether qdo wrote the message, so that its headers state the type of the body.
+    :param raw: the message, received with `RECEIVED_ATTRIBUTES` and all message attributes.
     """
-    # Accept any content, so that a faulty message harms no other. The worker cannot decode it, and
-    # applies the policy of the queue.
+    # Accept any content, because a faulty message must not harm other messages. The worker cannot
+    # decode a faulty message, and applies the queue's policy.
     system = raw["Attributes"]
     given: Mapping[str, Mapping[str, Any]] = raw.get("MessageAttributes") or _NONE
     group = system.get("MessageGroupId")
     try:
         content = _content(raw["Body"], given, group, own)
-    except Exception as error:  # noqa: BLE001 - other received messages must not wait
+    except Exception as error:  # noqa: BLE001 - other messages must not wait
         body = raw["Body"].encode("utf-8", "backslashreplace")
         content = _Content(body, _group_key(group), unreadable(describe(error)), None)
     return Received(
         int(system["SentTimestamp"]) * _MILLISECOND + GREGORIAN_OFFSET,
         int(system.get("SequenceNumber") or 0),
-        int(raw["MessageId"].replace("-", ""), 16),  # uuid.UUID doubles the decoding time
+        int(raw["MessageId"].replace("-", ""), 16),  # uuid.UUID would double the decoding time
         content.body,
         content.key,
         content.headers,
@@ -370,12 +370,12 @@ def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, Bod
         try:
             return base64.b64decode(text, validate=True), None
         except ValueError:  # not base64, or not even ASCII
-            pass  # keep the text: it helps to find the faulty producer
+            pass  # keep the text, because it helps to find the faulty producer
     return text.encode(), None
 
 
 def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the headers that qdo wrote, merged over the attributes of other producers."""
+    """Return the attributes of other producers, updated with the headers that qdo wrote."""
     own = given.get(HEADERS, _NONE).get("StringValue")
     foreign = {
         CONTENT_TYPE if name.lower() == CONTENT_TYPE else name: value["StringValue"]
@@ -394,7 +394,7 @@ def _headers(given: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 class SqsPositions(Positions):
-    """Positions that are send time and identity; see the module's docstring."""
+    """Positions that contain a time and an identity; see the module's docstring."""
 
     stable = False
 
@@ -425,5 +425,5 @@ def make_position(moment: int, sequence: int, message_id: int) -> int:
 
 
 def sequence_of(position: int) -> int:
-    """Return the SequenceNumber of a message, 0 in a standard queue."""
+    """Return the SequenceNumber of a message; 0 in a standard queue."""
     return (position & _NAME) >> _ID_BITS

@@ -1,4 +1,4 @@
-"""The subscriptions of one worker process to queues of SQS."""
+"""The subscriptions of one worker process to SQS queues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from qdo.brokers.sqs.visibility import Timing
 from qdo.errors import QdoError
 from qdo.text import pluralize
 
-# How long `close` waits for calls after the end of the last long poll.
+# The time for which `close` waits for calls after the end of the last long poll.
 CLOSE_SECONDS = 10.0
 DEFAULT_TIMING = Timing()
 _log = logging.getLogger(__name__)
 
 
 class SqsConsumer:
-    """Opens subscriptions, and waits for their calls when it closes."""
+    """Opens subscriptions; its `close` waits for their calls."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SqsConsumer:
         unconfirmed: Sequence[str],
         on_lost: Callable[[int], None],
     ) -> SqsSubscription:
-        """Return a subscription, which polls once its owner fetches."""
+        """Return a subscription, which begins to poll when its owner fetches."""
         made = SqsSubscription(
             queue,
             self.api,
@@ -83,15 +83,15 @@ class SqsConsumer:
     def release(self, held: Sequence[tuple[str, str]]) -> None:
         """Release the messages that a dead process held; this takes up to `wait_seconds`.
 
-        :param held: queue and receipt of each message, and `OPEN_POLL` with the id of each open
-            poll.
-        :raises QdoError: some messages were not released; all others were.
+        :param held: the queue and receipt of each message. For an open poll, the receipt is
+            `OPEN_POLL` with the poll's id.
+        :raises QdoError: the consumer could not release some messages, but released all others.
         """
         # A long poll of the dead process may still be open at SQS, receive released messages, and
-        # hide them for another visibility timeout. For a FIFO queue, the poll's id returns these
-        # messages. So the consumer releases all messages at once, and the poll's messages again
-        # after its end. For a standard queue, the consumer releases all messages after the poll's
-        # end.
+        # hide them for another visibility timeout. For a FIFO queue, a receive with the poll's id
+        # returns these messages. So the consumer releases all messages at once, and the poll's
+        # messages again when the poll has ended. For a standard queue, the consumer releases all
+        # messages when the poll has ended.
         queues: dict[str, list[str]] = {}
         polled: dict[str, str] = {}
         for queue, receipt in held:
@@ -112,7 +112,7 @@ class SqsConsumer:
             raise faults[0]
 
     def _left(self, queue: str, attempt: str, receipts: list[str]) -> list[str]:
-        """Return the receipts to release once the poll of a dead process is over."""
+        """Return the receipts to release after the poll of a dead process has ended."""
         if queue.endswith(FIFO):
             return self.api.receive_lost(queue, attempt)
         return receipts
@@ -130,7 +130,7 @@ class SqsConsumer:
 
     def close(self) -> None:
         """Close every subscription; wait for open polls to release their messages."""
-        # Otherwise the messages would stay hidden until their visibility timeout.
+        # Without this wait, the messages would stay hidden until their visibility timeout.
         for subscription in list(self._open):
             subscription.close()
         if not self._all_closed.wait(self._wait_seconds + CLOSE_SECONDS):

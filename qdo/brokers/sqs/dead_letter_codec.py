@@ -1,8 +1,8 @@
 """Encode dead letters for SQS, and decode received dead letters, with pure functions.
 
-Body, headers and key are encoded as for a message. `qdo-traceback` holds the traceback, and
-`qdo-dead-letter` is a JSON object with all other fields. A dead letter uses at most 6 of the 10
-attributes that SQS allows.
+Dead letters encode body, headers and key like messages. The attribute `qdo-traceback` contains the
+traceback, and `qdo-dead-letter` is a JSON object with all other fields. A dead letter uses at most
+6 of the 10 attributes that SQS allows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qdo.errors import UnsupportedError
 
 LETTER = "qdo-dead-letter"
 TRACEBACK = "qdo-traceback"
-# The maximum length of errors in characters; the beginning is kept.
+# The maximum length of errors in characters. Longer errors lose their end.
 MAX_ERROR = 8_000
-# The maximum length of tracebacks in characters; the end is kept.
+# The maximum length of tracebacks in characters. Longer tracebacks lose their beginning.
 MAX_TRACEBACK = 64_000
 
 
@@ -49,7 +49,7 @@ class FoundDeadLetter:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The queue and identity of its message, which are the same in every receive."""
+        """The queue and identity of the message, which every receive of the dead letter returns."""
         return self.record.queue, SQS_POSITIONS.identity(self.record.position)
 
     @property
@@ -61,18 +61,18 @@ class FoundDeadLetter:
 
 
 def digest(letter: DeadLetterRecord, more: str = "") -> str:
-    """Return a digest of the queue and the identity of a dead letter's message."""
+    """Return a digest of the queue and identity of a dead letter's message, and of `more`."""
     text = f"{letter.queue}\n{SQS_POSITIONS.identity(letter.position)}\n{more}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
     """Return the SendMessage entry of a dead letter."""
-    # In a FIFO queue each dead letter has its own message group, because a received message hides
-    # the rest of its group. The same dead letter always has the same deduplication id.
+    # In a FIFO queue each dead letter has a separate message group, because a received message
+    # hides the rest of its group. The same dead letter always has the same deduplication id.
     try:
         text, attributes = encode_message(letter.body, letter.headers, letter.queue)
-    except Exception:  # noqa: BLE001 - a message must not wait forever because of its headers
+    except Exception:  # noqa: BLE001 - faulty headers must not keep a message waiting forever
         spelled_out = json.dumps(letter.headers)
         text, attributes = encode_message(letter.body, spelled_out, letter.queue)
     if letter.key is not None:
@@ -95,7 +95,7 @@ def letter_entry(letter: DeadLetterRecord, fifo: bool) -> dict[str, Any]:
 
 
 def with_traceback(made: dict[str, Any], traceback: str) -> dict[str, Any]:
-    """Return an entry with the longest end of a traceback that fits."""
+    """Return an entry with a traceback, shortened at its beginning if it does not fit."""
     room = MAX_SQS_MESSAGE - size_of(made)
     if room < 0:
         raise UnsupportedError(
@@ -128,7 +128,7 @@ def letter_of(raw: Mapping[str, Any]) -> FoundDeadLetter | None:
             **checked_fields(fields),
         )
         size = message.size if message.pointer else len(message.body)
-    except Exception:  # noqa: BLE001 - a foreign message must not hide others
+    except Exception:  # noqa: BLE001 - a foreign message must not hide dead letters
         return None
     return FoundDeadLetter(record, message.receipt, message.pointer, size)
 

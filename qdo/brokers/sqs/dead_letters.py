@@ -1,12 +1,12 @@
 """Receive, retry, discard and release dead letters in qdo's dead-letter queues in SQS.
 
-SQS shows a message only to the consumer that receives it, and hides it from all others until its
-release or timeout. So listing dead letters receives them all, ten at a time, and releases them,
-which takes two calls for ten. After a retry or discard, qdo holds all of them for a moment, because
-the next call probably needs some of them.
+When a consumer receives a message, SQS hides the message from all other consumers until its release
+or timeout. To list dead letters, qdo receives and releases them all, with two calls for ten. After
+a retry or discard, qdo holds all received dead letters for a moment, because the next call probably
+needs some of them.
 
-SQS has no transactions. qdo sends a dead letter again before it deletes the old one, so an
-interruption leaves both.
+SQS has no transactions. qdo sends the message of a dead letter again before it deletes the dead
+letter, so an interruption may leave both.
 """
 
 from __future__ import annotations
@@ -51,37 +51,37 @@ from qdo.errors import PartialSendError, QdoError
 from qdo.positions import position_now
 from qdo.system.native import run_parallel
 
-# How long a few dead letters stay hidden unless they are released.
+# The time for which a few dead letters stay hidden, unless qdo releases them.
 HIDE_SECONDS = 60
-# The assumed receive rate, which extends the hidden time by the number of dead letters.
+# The assumed receive rate. The more dead letters, the longer they stay hidden.
 LETTERS_PER_SECOND = 100
 MAX_HIDE_SECONDS = 43_200
-# Before an operation, dead letters with less remaining hidden time are received again.
+# If dead letters stay hidden for less than this time, an operation receives them again.
 MARGIN_SECONDS = 15.0
 _BATCH = 10
 
-# The queue of a message, and the identity part of its position.
+# The queue of a message, and the identity in its position.
 Place = tuple[str, int]
-# The URL of the queue of a dead letter, and the dead letter.
+# A dead letter, after the URL of the queue that contains it.
 Copy = tuple[str, FoundDeadLetter]
 log = logging.getLogger(__name__)
-# How long a count of dead letters stays valid.
+# The time for which a count of dead letters stays valid.
 COUNT_SECONDS = 60.0
-# How long, and up to which size, listed dead letters are cached, because a command that lists them
-# then reads them one by one.
+# The time for which, and the size up to which, this process caches listed dead letters. A command
+# that lists dead letters then reads them one by one.
 SEEN_SECONDS = 30.0
 SEEN_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class ReceivedBatch:
-    """Received dead letters, hidden from all other consumers."""
+    """Received dead letters, which are hidden from all other consumers."""
 
-    # The time on the monotonic clock after which other consumers may receive them.
+    # The monotonic time after which other consumers may receive the dead letters.
     until: float
-    # All copies of each dead letter, by queue and name, then by MessageId.
+    # All copies of each dead letter, by queue and identity, then by MessageId.
     letters: dict[Place, dict[str, Copy]] = field(default_factory=dict)
-    # (URL, receipt) of messages that are not dead letters of qdo.
+    # The URL and receipt of each message that is not a dead letter of qdo.
     others: list[tuple[str, str]] = field(default_factory=list)
 
     def first(self) -> Iterator[FoundDeadLetter]:
@@ -94,7 +94,7 @@ class ReceivedBatch:
         return [(url, found.receipt) for url, found in copies] + self.others
 
     def take_out(self, place: Place) -> list[Copy]:
-        """Remove and return all copies of a dead letter; they stay hidden."""
+        """Remove and return all copies of a dead letter, which stay hidden."""
         return list(self.letters.pop(place, {}).values())
 
     def put_back(self, copies: Iterable[Copy]) -> None:
@@ -115,14 +115,14 @@ class DeadLetterReceiver:
         self._held: ReceivedBatch | None = None
 
     def hold(self, wanted: set[Place]) -> ReceivedBatch:
-        """Return a batch that contains these dead letters, except missing ones."""
+        """Return a batch that contains the wanted dead letters, except missing ones."""
         received = self._held
         if received is None or received.until - self._clock() <= MARGIN_SECONDS:
             self.release_held()
             received = self._held = self._empty()
             self._fill(received)
         elif not wanted <= received.letters.keys():
-            self._fill(received)  # held letters are hidden from this process too
+            self._fill(received)  # SQS hides the held letters from this process too
         return received
 
     def receive_all(self) -> ReceivedBatch:
@@ -130,9 +130,8 @@ class DeadLetterReceiver:
         try:
             self._fill(received)
         except BaseException:
-            # Also release after Ctrl-C, because otherwise these letters stay hidden for up to 12
-            # hours. A failed release returns its error instead of raising it, to keep the first
-            # error.
+            # Also release after Ctrl-C, because otherwise the letters stay hidden for up to 12
+            # hours. A failed release does not raise its error, so the first error remains.
             self.release(received)
             raise
         return received
@@ -155,7 +154,7 @@ class DeadLetterReceiver:
         while True:
             messages = self._receive(name, url, hide)
             new = [raw for raw in messages if raw["MessageId"] not in seen]
-            if not new:  # all are received, or the first are visible again
+            if not new:  # the end, or the first messages are visible again
                 received.others.extend((url, raw["ReceiptHandle"]) for raw in messages)
                 return
             seen.update(raw["MessageId"] for raw in new)
@@ -174,7 +173,7 @@ class DeadLetterReceiver:
                 QueueUrl=url,
                 MaxNumberOfMessages=_BATCH,
                 VisibilityTimeout=hide,
-                # From 1 s on SQS queries all of its servers, not some.
+                # With a wait of 1 s or more, SQS queries all its servers.
                 WaitTimeSeconds=min(self._address.wait_seconds, 1),
                 MessageSystemAttributeNames=list(RECEIVED_ATTRIBUTES),
                 MessageAttributeNames=["All"],
@@ -193,7 +192,7 @@ class DeadLetterReceiver:
             self.release(received)
 
     def release(self, received: ReceivedBatch) -> None:
-        """Make a batch visible to others. Failed entries become visible after their timeout."""
+        """Make a batch visible to other consumers. Failed entries appear after their timeout."""
         by_url: dict[str, list[str]] = {}
         for url, receipt in received.receipts():
             by_url.setdefault(url, []).append(receipt)
@@ -208,7 +207,7 @@ class DeadLetterReceiver:
         )
 
     def delete(self, copies: Iterable[Copy]) -> list[tuple[FoundDeadLetter, str | None]]:
-        """Delete dead letters; return each with its error, None if it was deleted."""
+        """Delete dead letters; return each with its error, or None if it was deleted."""
         by_url: dict[str, list[FoundDeadLetter]] = {}
         for url, each in copies:
             by_url.setdefault(url, []).append(each)
@@ -241,7 +240,7 @@ class DeadLetterReceiver:
 class SqsDeadLetters(DeadLetterStore):
     """The dead letters of the queues below an address. Safe to use from several threads.
 
-    :param notify: called with the queues of messages that were sent again.
+    :param notify: a function that a retry calls with the queues of the messages.
     """
 
     def __init__(
@@ -305,7 +304,7 @@ class SqsDeadLetters(DeadLetterStore):
         return [self._whole(each) for each in found]
 
     def get(self, queue: str, position: int) -> DeadLetterRecord | None:
-        """Return one dead letter; make no call if it was listed a moment ago."""
+        """Return one dead letter; make no call if this process listed it a moment ago."""
         place = queue, SQS_POSITIONS.identity(position)
         with self._lock:
             young = self._clock() - self._seen_at <= SEEN_SECONDS
@@ -324,7 +323,7 @@ class SqsDeadLetters(DeadLetterStore):
         return self._counts
 
     def total(self) -> int:
-        """Return the approximate number of dead letters, without receiving any."""
+        """Return the approximate number of dead letters, without receiving them."""
         return sum(map(self._count, self._address.letter_queues))
 
     def _count(self, name: str) -> int:
@@ -375,7 +374,7 @@ class SqsDeadLetters(DeadLetterStore):
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         """Send dead letters again, in the given order, then delete them."""
-        # A FIFO queue does not store a repeated message for five minutes.
+        # After a repeated retry within five minutes, a FIFO queue does not store the message twice.
         moved = self._retry(keys)
         self._notify(queue for queue, _ in keys)
         return moved
@@ -398,7 +397,7 @@ class SqsDeadLetters(DeadLetterStore):
     def _finish(
         self, batch: ReceivedBatch, tried: Iterable[tuple[list[Copy], Sent | None]]
     ) -> None:
-        """Delete the dead letters that were sent; keep all others."""
+        """Delete the dead letters that were sent; keep all others in the batch."""
         gone: list[Copy] = []
         for copies, sent in tried:
             if sent is None:
@@ -411,7 +410,7 @@ class SqsDeadLetters(DeadLetterStore):
             )
 
     def discard(self, keys: Sequence[tuple[str, int]]) -> list[bool]:
-        """Delete dead letters; raise AwsError if some could not be deleted."""
+        """Delete dead letters; raise AwsError if SQS could not delete some."""
         with self._lock:
             _, taken = self._taken(keys)
             faults = self._delete(copy for copies in taken for copy in copies)
@@ -430,7 +429,7 @@ class SqsDeadLetters(DeadLetterStore):
             self._receiver.release_held()
 
     def _taken(self, letters: Sequence[Place]) -> tuple[ReceivedBatch, list[list[Copy]]]:
-        """Receive dead letters; return the copies of each, an empty list for a missing letter."""
+        """Receive dead letters; return the copies of each, or an empty list if it is missing."""
         self._seen = {}
         self._counted_at = None
         places = [(queue, SQS_POSITIONS.identity(position)) for queue, position in letters]
@@ -441,7 +440,7 @@ class SqsDeadLetters(DeadLetterStore):
         letter = self._whole(found)
         headers = self.headers_again(letter, found.own_id)
         terms = None
-        if letter.queue.endswith(FIFO):  # the queue stores a repeated send once
+        if letter.queue.endswith(FIFO):  # the queue stores a repeated send only once
             terms = SendOptions(dedup_key=digest(letter, headers or ""))
         return Outgoing(letter.queue, letter.body, letter.key, headers, terms)
 
@@ -452,7 +451,7 @@ class SqsDeadLetters(DeadLetterStore):
         if pointers and self._objects is not None:
             try:
                 self._objects.delete(pointers)
-            except QdoError as error:  # the letters are deleted; continue with others
+            except QdoError as error:  # the letters are deleted, so continue
                 log.warning(
                     "%d bodies of deleted dead letters stay in S3, the first as %s; delete them, "
                     "or let a lifecycle rule expire them: %s",

@@ -1,4 +1,4 @@
-"""The messages of an SQS queue that are in flight: received, hidden, and not yet deleted.
+"""The in-flight messages of an SQS queue: received, hidden, and not yet deleted.
 
 ==========  ==============================================================  ==================
 a message   meaning                                                         next
@@ -10,7 +10,7 @@ done        its job has ended; it must be deleted                           (con
 lost        another owner may have received it                              (received again)
 ==========  ==============================================================  ==================
 
-The classes do no I/O. They take answers of SQS, and return rows and the messages to extend.
+The classes do no I/O. They take the responses of SQS, and return rows and messages to extend.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from qdo.brokers.sqs.codec import SQS_POSITIONS, Received, make_position
 from qdo.brokers.sqs.receive import OpenPoll
 from qdo.brokers.sqs.url import BATCH, HOLD_SECONDS
 
-# The approximate number of bytes that one process holds before its queues receive fewer messages.
+# If a process holds this approximate number of bytes, its queues receive fewer messages.
 HELD_BYTES = 256 * 1024 * 1024
-# The assumed size of a message before the first receive. It is large because the first polls of all
-# queues are open at once. Receiving few messages costs each queue only one call.
+# The assumed size of a message before the first receive. It is large, because the first polls of
+# all queues are open at once. If a first poll receives few messages, the queue only needs one more
+# call.
 FIRST_BYTES = 262144.0
 # The longest long poll that SQS allows.
 MOST_WAIT_SECONDS = 20.0
-# The maximum number of recorded names of done messages: about 20 KB in the queue node.
+# The maximum number of recorded names of done messages, about 20 KB in the queue node.
 MOST_UNCONFIRMED = 500
 # The owner extends a message after this share of its visibility timeout.
 _EXTEND_SHARE = 0.5
-# The owner assumes that an answer arrives within this share of the visibility timeout. After a
-# later answer, SQS rejects extensions and deletions of its messages.
+# The owner assumes that a response arrives within this share of the visibility timeout. If it
+# arrives later, SQS may reject extensions and deletions of its messages.
 _ON_ITS_WAY_SHARE = 0.1
 
 
@@ -53,29 +54,29 @@ class InFlightMessage:
     pointer: BodyPointer | None
     # The time until which SQS certainly hides the message.
     until: float
-    # The time at which to extend the visibility timeout.
+    # The time at which the owner extends the visibility timeout.
     extend_at: float
-    # The time after which SQS cannot hide the message.
+    # The time beyond which SQS cannot hide the message.
     forever: float
     done: bool = False
-    # The location of the receipt in the store for the parent process.
+    # The place of the receipt in the receipt store, which the parent process reads.
     kept: int = 0
-    # Whether its message group probably has more messages. SQS does not return them before the
-    # received messages are deleted.
+    # Whether the message group probably has more messages. SQS returns them only after the owner
+    # has deleted the received messages.
     has_followers: bool = False
 
 
 class MemoryBudget:
-    """The memory of one process for held messages and for the messages of open polls.
+    """The memory of one process for held messages and for messages that open polls may receive.
 
-    :param most: see `HELD_BYTES`.
-    :ivar held: bytes of messages that are held or expected.
-    :ivar queues: number of queues that share it.
-    :ivar typical: the mean message size of the last answer with messages, of any queue.
+    :param most: the budget in bytes; see `HELD_BYTES`.
+    :ivar held: the size in bytes of held and expected messages.
+    :ivar queues: the number of queues that share the budget.
+    :ivar typical: the mean message size of the last response with messages, from any queue.
     """
 
-    # A queue receives any number of messages until the budget is used. After that it receives only
-    # the rest of its share. All queues have equal shares.
+    # Until the budget is used, a queue receives any number of messages. Then it receives only the
+    # rest of its share. All queues have equal shares.
 
     def __init__(self, most: int = HELD_BYTES) -> None:
         self._most = most
@@ -88,11 +89,11 @@ class MemoryBudget:
         return self.typical
 
     def room(self, size: float, has: int) -> int:
-        """Return the number of messages of about `size` that a queue holding `has` may receive."""
+        """Return how many messages of about `size` a queue that holds `has` may receive."""
         size = max(1.0, size)
         free = int((self._most - self.held) / size)
         missing = int(self._most / max(1, self.queues) / size) - has
-        # A queue that holds no messages may always receive one, however small its share is.
+        # A queue without held messages may always receive one message, even with a small share.
         return max(free, missing, 0 if has else 1)
 
     def took(self, size: int) -> None:
@@ -104,11 +105,11 @@ class MemoryBudget:
 
 @dataclass(slots=True)
 class ReceiveResult:
-    """The messages of an answer to ReceiveMessage."""
+    """The messages of a response to ReceiveMessage."""
 
-    # Number of new messages.
+    # The number of new messages.
     fresh: int = 0
-    # Messages that were done before: the owner deletes them and does not process them.
+    # The messages that were done before. The owner deletes them without processing them.
     again: list[InFlightMessage] = field(default_factory=list)
 
 
@@ -130,12 +131,12 @@ class Extensions:
         self.hide(held, asked_at + self._visibility)
 
     def next_at(self) -> float:
-        """Return the clock time of the next extension, `inf` for never."""
+        """Return the clock time of the next extension; `inf` if there is none."""
         return min((held.extend_at for held in self._held.values()), default=float("inf"))
 
     def due(self, now: float) -> tuple[list[InFlightMessage], list[InFlightMessage]]:
         """Return the messages to extend now, and the messages that are no longer hidden."""
-        # One call also extends the messages that are due soon.
+        # Include the messages that are due soon, to save calls.
         soon = now + 0.1 * self._visibility
         due = []
         over = []
@@ -153,9 +154,9 @@ class Extensions:
 class InFlightMessages:
     """The messages of one queue that its owner holds, in the order of receipt.
 
-    :param after: positions of this owner's messages come after this one.
-    :param unconfirmed: names of done messages, as recorded by an earlier owner.
-    :param visibility_seconds: how long a receive or an extension hides a message.
+    :param after: a position before the positions of all messages of this owner.
+    :param unconfirmed: the names of done messages that an earlier owner recorded.
+    :param visibility_seconds: the time for which a receive or an extension hides a message.
     """
 
     def __init__(
