@@ -144,8 +144,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
     @property
     def kept(self) -> int:
-        """The number of calls that `handle` has kept. If it is above 0, the thread calls `handle`
-        again."""
+        """The number of calls that `handle` has kept; above 0, the thread calls `handle` again."""
         return 0
 
     @abc.abstractmethod

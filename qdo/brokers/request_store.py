@@ -58,10 +58,10 @@ class RequestStore(abc.ABC):
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
     ) -> bool:
-        """Set the state of a running or paused request to one of these, and its note; send
-        messages.
+        """Set the state and note of a running or paused request; send messages.
 
-        Each pause makes a unique mark. Only the mark ``cancel`` outlives the pause.
+        The state is `RUNNING` or `PAUSED`. Each pause makes a unique mark. Only the mark ``cancel``
+        outlives the pause.
 
         :return: whether the take is still valid. If it is not, the call had no effect.
         """
@@ -102,8 +102,7 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
-        """Mark a request as cancelled (running or paused) or answered (paused); return if it
-        worked.
+        """Cancel a running or paused request, or answer a paused request; return if it worked.
 
         :param asked: the mark of the question to answer, so that the answer applies to no other
             question.
@@ -126,7 +125,7 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def find(self, id: str, *, whole: bool = True) -> RequestRecord | None:
-        """Return a request with its result, and with its body if `whole`; None if it is missing."""
+        """Return a request with its result, and its body if `whole`; None if it does not exist."""
 
     @abc.abstractmethod
     def records(

@@ -34,7 +34,7 @@ NO_CONTENT: Content = (b"", None)
 
 
 class Take(NamedTuple):
-    """One run of a request. Its worker's reports are valid until another take."""
+    """One run of a request. The worker's reports are valid until the next take."""
 
     id: str
     # The name of the worker; "" for a waiting request.

@@ -13,13 +13,13 @@ sealed   it gets no more messages; the messages of   deleted, by an operator
 =======  ==========================================  ==============================================
 
 One transaction seals the parents and adds their children, which have the same keys. The transaction
-that stores a message finds the shard of its key, because senders may name a shard that is already
-sealed. A parent is done once it is not hidden and its recorded `last` has reached its end. So the
-messages of a key start in the order in which they were stored, across all shards.
+that stores a message finds the shard of its key, because a sender may name a sealed shard. A parent
+is done when it is not hidden and its recorded `last` has reached its end. So the messages of a key
+start in the order in which the broker stored them, across all shards.
 
 A range is ``low <= hash < high``. Hashes have 16 hexadecimal digits. As in Vitess, bounds are
-prefixes of hashes, so qdo compares both as texts. "" is the bound before the first hash, and also
-the bound after the last.
+prefixes of hashes, so qdo compares both as texts. "" is both the bound before the first hash and
+the bound after the last hash.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qdo.errors import NotFoundError, ShardStateError, UsageError
 from qdo.queues import check_queue_name, stream_named
 
 MAX_SHARDS = 4096
-# How long a process remembers that a queue with a shard-like name is not a shard.
+# The time for which a process remembers that a queue with a shard-like name is not a shard.
 PLAIN_SECONDS = 5.0
 MOST_PLAIN = 10_000
 DIGITS = 16
@@ -46,13 +46,13 @@ _BOUND = re.compile(r"[0-9a-f]{1,16}")
 
 
 def key_hash(key: str) -> str:
-    """Return the hash of a key: 16 digits of its SHA-256. The brokers compute the same hash."""
+    """Return the hash of a key, 16 digits of its SHA-256; brokers compute the same hash."""
     return hashlib.sha256(key.encode()).hexdigest()[:DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShard:
-    """A shard as the broker stores it."""
+    """A stored shard."""
 
     stream: str
     queue: str
@@ -60,9 +60,10 @@ class StreamShard:
     low: str
     # The prefix of the first hash after the range; "" for the last range.
     high: str
-    # The shards whose keys this shard took over.
+    # The shards whose keys this shard has taken over.
     parents: tuple[str, ...] = ()
-    # The position of the last message of a sealed shard, 0 if it is empty; None before.
+    # The position of the last message of a sealed shard; 0 if it is empty, None if it is not
+    # sealed.
     end: int | None = None
     hidden: bool = False
 
@@ -112,7 +113,7 @@ class StreamStore(abc.ABC):
         self._plain: dict[str, float] = {}
 
     def stream_of(self, queue: str) -> str:
-        """Return the stream of a shard, even if deleted; for any other queue, return its name."""
+        """Return the stream of a shard, even a deleted one, and the name of any other queue."""
         stream = stream_named(queue)
         now = time.monotonic()
         if stream is None:
@@ -127,7 +128,7 @@ class StreamStore(abc.ABC):
 
     @abc.abstractmethod
     def shards(self, stream: str | None = None) -> list[StreamShard]:
-        """Return all present and past shards, of one or all streams, in the order of creation."""
+        """Return all present and past shards of one or all streams, in the order of creation."""
 
     @abc.abstractmethod
     def resharded(self) -> list[StreamShard]:
@@ -137,10 +138,10 @@ class StreamStore(abc.ABC):
     def add(self, shards: Sequence[StreamShard]) -> None:
         """Store the first shards of a new stream, or seal parents and store their children.
 
-        :param shards: shards of one stream with the same parents.
-        :raises ShardStateError: a parent is sealed, or a queue has the name of a shard; the call
-            changes nothing.
-        :raises QueueLimitError: the app would have more queues than it may.
+        :param shards: the new shards, which have the same stream and parents.
+        :raises ShardStateError: a parent is sealed, or a queue has the name of a new shard. The
+            call has no effect.
+        :raises QueueLimitError: the app would exceed its maximum number of queues.
         """
 
     @abc.abstractmethod
@@ -156,7 +157,7 @@ def check_stream_name(name: str) -> str:
 
 
 def first_shards(stream: str, count: Any) -> list[StreamShard]:
-    """Return the shards of a new stream, all of the same size.
+    """Return the shards of a new stream, with ranges of the same size.
 
     >>> [each.queue for each in first_shards("user", 2)]
     ['user.-80', 'user.80-']
@@ -171,10 +172,10 @@ def first_shards(stream: str, count: Any) -> list[StreamShard]:
 
 
 def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> list[StreamShard]:
-    """Return the children of a shard to be split; see `StreamStore.add`.
+    """Return the children for splitting a shard; see `StreamStore.add`.
 
-    :param shards: all shards of its stream.
-    :param at: the bound between them; None: the middle.
+    :param shards: all shards of the stream.
+    :param at: the bound between the children; None: the middle of the range.
     :raises UsageError, ShardStateError: `at` is not a bound within the shard; the shard is sealed.
     """
     parent = find_shard(shards, queue)
@@ -191,7 +192,7 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
 
 
 def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
-    """Return the child of shards to be merged; see `StreamStore.add`.
+    """Return the child for merging shards; see `StreamStore.add`.
 
     :raises UsageError, ShardStateError: the shards are not neighbors; one of them is sealed.
     """
@@ -210,7 +211,7 @@ def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
 
 def check_ranges(shards: Sequence[StreamShard]) -> None:
     """Raise ShardStateError unless each key belongs to exactly one shard of a stream."""
-    # Earlier versions let senders with SQL choose the ranges.
+    # Ranges may be wrong, because earlier versions let senders with SQL choose the ranges.
     known = sorted((each for each in shards if each.end is None), key=lambda each: each.low)
     ends = ["", *(each.high or "-" for each in known)]
     wrong = [
@@ -240,7 +241,7 @@ def keyless_error(queue: str) -> UsageError:
 
 
 def check_deletable(queue: str, streams: StreamStore) -> None:
-    """Raise ShardStateError if a shard gets messages, or other shards wait for its end."""
+    """Raise ShardStateError if a shard accepts messages, or other shards wait for its end."""
     for each in streams.shards(streams.stream_of(queue)):
         if each.queue == queue and each.end is None:
             remedy = "merge it with a neighbor, and delete it once it is done"
@@ -267,10 +268,10 @@ def has_heirs(shards: Iterable[StreamShard], queue: str) -> bool:
 def are_done(shard: StreamShard, known: Mapping[str, StreamShard], last: Mapping[str, int]) -> bool:
     """Return whether the parents of a hidden shard are done, and a worker may open the shard.
 
-    :param known: the parents, by queue.
-    :param last: the recorded `last`, by queue.
+    :param known: the parents by queue.
+    :param last: the recorded `last` by queue.
     """
-    # A hidden parent is not done, even if it is empty: its parents may have messages.
+    # A hidden parent is not done, even if it is empty, because its own parents may have messages.
     parents = [known.get(name, shard) for name in shard.parents]
     return not any(
         each.hidden or each.end is None or last.get(each.queue, 0) < each.end for each in parents
@@ -283,7 +284,7 @@ def _shard(stream: str, low: str, high: str, parents: tuple[str, ...]) -> Stream
 
 
 def _named(shards: Iterable[StreamShard], children: list[StreamShard]) -> list[StreamShard]:
-    """Return children with names that are new in the stream, because queue nodes have names."""
+    """Return children with unused names, because queue nodes of old shards keep their names."""
     used = {each.queue for each in shards}
     named = []
     for child in children:
@@ -301,6 +302,6 @@ def _full(bound: str) -> str:
 
 
 def _shortened(bound: str) -> str:
-    """Return the shortest form with an even number of digits, at least two; "" for the first."""
+    """Return a bound's shortest form with an even number of digits; "" for the first bound."""
     digits = bound.rstrip("0")
     return digits + "0" * (len(digits) % 2)

@@ -1,4 +1,4 @@
-"""A broker for senders, with the doorbell that notifies the owners of queues."""
+"""A broker for senders, with a doorbell that notifies the owners of queues."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def attach_doorbell(broker: Broker, settings: Settings, app: str) -> DoorbellNotifier | None:
-    """Notify queue owners about messages sent through a broker, if the settings allow this."""
+    """Notify queue owners of messages sent through a broker, if the settings allow this."""
     # Some brokers need no doorbell, because they wake their readers themselves.
     if not settings.doorbell or not broker.capabilities.doorbell:
         return None
-    # Import it late, because most senders need no coordinator.
+    # Import late, because most senders need no coordinator.
     from qdo.coordination.doorbell_notifier import DoorbellNotifier
     from qdo.coordination.znodes.layout import Layout
     from qdo.settings.coordinator_access import coordinator_access
@@ -40,7 +40,7 @@ class OpenBroker:
     notifier: DoorbellNotifier | None
 
     def close(self) -> None:
-        """Close the broker and then the doorbell, because the closing broker may still send."""
+        """Close the broker, and then the doorbell, because a closing broker may still send."""
         try:
             self.broker.close()
         finally:
@@ -55,7 +55,7 @@ class OpenBroker:
 
 
 def open_broker_with_doorbell(settings: Settings, app: str) -> OpenBroker:
-    """Open the broker of an app for sending; raise UnreachableError if it does not answer."""
+    """Open an app's broker for sending; raise UnreachableError if it does not respond."""
     from qdo.brokers.registry import open_broker
 
     share_files(settings)

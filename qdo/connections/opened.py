@@ -23,30 +23,30 @@ from qdo.settings.settings import Settings
 from qdo.system.files import sqlite_path
 from qdo.text import hide_credentials
 
-# Called with the name of a setting and the path of its missing file.
+# A function of the name of a setting and the path of its missing file.
 OnMissing = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Open connections."""
+    """The open connections to coordinator and broker."""
 
     # None if the coordinator is a file that does not exist yet.
     client: Client | None
     # None if the broker is a file that does not exist yet.
     broker: Broker | None
     layout: Layout
-    # Why the missing file of the broker is a fault; None if nothing was sent yet.
+    # The error for the broker's missing file; None if no sender has sent a message yet.
     broker_fault: BrokerMissingError | None = None
 
     def known_broker(self) -> Broker | None:
-        """Return the broker, None if nothing was sent; raise BrokerMissingError if it is gone."""
+        """Return the broker, or None before the first send; raise an error if its file is gone."""
         if self.broker_fault is not None:
             raise self.broker_fault
         return self.broker
 
     def known_fleet(self) -> Fleet | None:
-        """Return coordinator and broker, under the conditions of `known_broker`."""
+        """Return coordinator and broker; see `known_broker`."""
         broker = self.known_broker()
         return None if broker is None else Fleet(self.client, self.layout, broker)
 
@@ -63,7 +63,7 @@ def connections_of(
     """Open coordinator and broker for reading, without creating files.
 
     :param create: whether to create the file of the coordinator, for a later write.
-    :raises UnreachableError: the coordinator or the broker exists but cannot be reached.
+    :raises UnreachableError: the coordinator or the broker does not respond.
     """
     layout = Layout.of(settings.app or "app", settings.namespace)
     with ExitStack() as stack:
@@ -88,9 +88,9 @@ def noted_in_action_log(
     before: Values,
     after: Values,
 ) -> str | None:
-    """Write an entry for a change in the broker; return the reason if this fails.
+    """Log a change in the broker in the action log; return the reason if this fails.
 
-    Do nothing without a coordinator, that is if no worker has created its file.
+    If no worker has created the coordinator's file, do nothing.
     """
     path = Address.parse(settings.coordinator).path
     if path is not None and not file_exists(path):
@@ -107,7 +107,7 @@ def noted_in_action_log(
 def _client(
     settings: Settings, layout: Layout, stack: ExitStack, on_missing: OnMissing, create: bool
 ) -> Client | None:
-    # kazoo logs every failed attempt to stderr. The one line of qdo's error is enough.
+    # kazoo would log every failed attempt to stderr. qdo's error of one line is enough.
     logging.getLogger().addHandler(logging.NullHandler())
     path = Address.parse(settings.coordinator).path
     if path is not None and not create and not file_exists(path):
@@ -127,9 +127,9 @@ def _client(
 
 
 def _broker_fault(client: Client | None, layout: Layout, path: str) -> BrokerMissingError | None:
-    """Return why a missing file is a fault; None if no worker has used a broker yet.
+    """Return the error for a missing file; None if no worker has used a broker yet.
 
-    For a missing file that was in use, "no messages" or "no dead letters" would be false answers.
+    If the missing file was in use, "no messages" and "no dead letters" would be wrong results.
     """
     node = None if client is None else broker_node(client, layout)
     if node is not None:
@@ -146,7 +146,7 @@ def _broker(settings: Settings, stack: ExitStack) -> Broker:
 
 
 def file_exists(path: str) -> bool:
-    """Return whether a file exists; raise DatabaseError if this user may not look."""
+    """Return whether a file exists; raise DatabaseError if this user may not find out."""
     try:
         os.stat(path)
     except FileNotFoundError:

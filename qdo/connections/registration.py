@@ -1,4 +1,4 @@
-"""Shows a process that is not a worker in `qdo workers --all`."""
+"""Registers a process that is not a worker, so that `qdo workers --all` shows the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class KeptRegistration:
-    """Keeps a process registered by a new registration after the end of each session.
+    """Keeps a process registered; after the end of each session, registers it again.
 
     The locks of the process use the same session, so a process has one node.
     """

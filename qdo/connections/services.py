@@ -1,8 +1,8 @@
-"""The services of the coordinator for an app that is not a worker.
+"""The services of the coordinator for a process that is not a worker.
 
-The services are documents, live settings and locks. Each service has a separate connection, which
-it opens at its first use, after a fork, and after the end of its session. It raises
-CoordinatorUnreachableError if the coordinator does not respond in time.
+The services are documents, live settings and locks. Each service has a separate connection, and
+opens it at the first use, after a fork, and after the end of its session. A service raises
+CoordinatorUnreachableError if the coordinator does not respond within its timeout.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from qdo.settings.live import LiveSettings, SettingsInForce
     from qdo.settings.settings import Settings
 
-# Header of messages that were sent with ``after=``.
+# The header of messages that were sent with ``after=``.
 AFTER = "qdo-after"
 AFTER_SECONDS = 5.0
 _IS_TIME = re.compile("[0-9]{1,19}", re.ASCII).fullmatch
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# Functions import the coordinator's modules late, because most senders need none of them.
+# Functions import the coordinator's modules late, because most senders do not need them.
 
 
 def _at_home(function: Callable[[], _Result]) -> _Result:
@@ -67,7 +67,7 @@ def open_client(settings: Settings, app: str) -> tuple[Client, Layout]:
 
 
 class AppDocuments:
-    """The sets of documents of an app; `connection` is the store of this process."""
+    """The document sets of an app; `connection` is the document store of this process."""
 
     def __init__(self, app: str, settings: Callable[[], Settings]) -> None:
         self._sets: dict[str, Documents] = {}
@@ -92,7 +92,7 @@ class AppDocuments:
         return iter(list(self._sets.values()))
 
     def middleware(self) -> tuple[Middleware, Middleware]:
-        """Return middleware that gives jobs documents as new as their messages require."""
+        """Return middleware that gives each job documents as new as its message requires."""
         return Middleware(self._before, "sync"), Middleware(self._before_async, "async")
 
     def _before(self, call_next: Any, message: Message | Batch, context: Any) -> None:
@@ -101,7 +101,7 @@ class AppDocuments:
 
     async def _before_async(self, call_next: Any, message: Message | Batch, context: Any) -> None:
         if _after(message):
-            import asyncio  # only coroutines need it, and it takes 20 ms
+            import asyncio  # only coroutines need asyncio; importing it takes 20 ms
 
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, self._wait_for, message)
@@ -110,7 +110,7 @@ class AppDocuments:
     def _wait_for(self, message: Message | Batch) -> None:
         """Wait for documents that are as new as a message requires.
 
-        Late documents must not stop a queue. After `AFTER_SECONDS` for all sets together, the job
+        Late documents must not stop a queue. After `AFTER_SECONDS` in total for all sets, the job
         gets the present documents.
         """
         after = _after(message)
@@ -137,14 +137,14 @@ def _first(message: Message | Batch) -> Message:
 
 
 def _after(message: Message | Batch) -> int:
-    """Return the time of documents that a message requires; 0 without a time."""
+    """Return the minimum time of documents that a message requires; 0 if it requires none."""
     messages = message if isinstance(message, Batch) else (message,)
     asked = [text for each in messages if (text := each.headers.get(AFTER))]
     return max((int(text) for text in asked if _IS_TIME(text)), default=0)
 
 
 class LiveConnection:
-    """The live settings over a separate connection."""
+    """The live settings, read over a separate connection."""
 
     def __init__(self, side: SideConnection, live: LiveSettings) -> None:
         self._side = side
@@ -205,7 +205,7 @@ def kept_registration(
 def open_locks(
     app: str, settings: Settings, limits: Mapping[str, DeclaredLimit] = MappingProxyType({})
 ) -> CoordinatorLocks:
-    """Return a new connection for locks and sections of an app."""
+    """Open a connection for locks and sections of an app."""
     from qdo.coordination.side import LeasedConnection
     from qdo.coordination.transactions import make_folder
     from qdo.coordination.znodes.layout import clients_of

@@ -1,9 +1,9 @@
-"""How a client connects to the coordinator: TLS, its account, and the rights on each node.
+"""A client's access to the coordinator: TLS, the account, and the rights on each node.
 
-`qdo.settings.coordinator_access` makes an `Access` from the settings. Every client gets one through
-`qdo.coordination.client.connect`.
+`qdo.settings.coordinator_access` makes an `Access` from the settings.
+`qdo.coordination.client.connect` passes the `Access` to the client.
 
-Every node has an access control list: which accounts may do what, by their role.
+Every node has an access control list. The list gives each account rights according to its role.
 
 ==========  ===================================================================================
 role        rights
@@ -16,8 +16,8 @@ monitors    read every node
 senders     create and write doorbells; read documents
 ==========  ===================================================================================
 
-An account may have several roles. The nodes above that of the app (chroot and namespace) belong to
-all apps: all accounts may read them and create nodes below them.
+An account may have several roles. The nodes above the app's node (chroot and namespace) belong to
+all apps. All accounts may read these nodes and create nodes below them.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class NodeRights:
     """The access control lists of the nodes of one app."""
 
     layout: Layout
-    # The accounts of each role. If None, every node is open to all.
+    # The accounts of each role. If None, every node is open to everyone.
     accounts: Mapping[str, tuple[Id, ...]] | None = None
-    # Workers refuse nodes that accounts without a role can change.
+    # Whether workers refuse nodes that accounts without a role can change.
     required: bool = False
     _lists: dict[tuple[tuple[str, int], ...], list[ACL]] = field(
         default_factory=dict, repr=False, compare=False
@@ -78,7 +78,7 @@ class NodeRights:
         return self._lists[key]
 
     def stranger(self, acl: Iterable[ACL]) -> str | None:
-        """Return an account without a role that may change a node with this list, or None."""
+        """Return an account without a role that may change a node with a given list, or None."""
         known = {each for accounts in (self.accounts or {}).values() for each in accounts}
         for each in acl:
             if each.perms & _CHANGE and each.id not in known:
@@ -86,7 +86,7 @@ class NodeRights:
         return None
 
     def _rights(self, path: str) -> dict[str, int]:
-        """Return the rights of each role; the key "" stands for the world."""
+        """Return the rights of each role; the key "" means everyone."""
         layout = self.layout
         if not f"{path}/".startswith(f"{layout.root}/"):
             return {WORKERS: Permissions.ALL, "": _READ | _CREATE}
@@ -128,7 +128,7 @@ class NodeRights:
 
 def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
     """Return whether two lists give the same rights."""
-    # ZooKeeper masks digests for accounts that may not change the list. Then compare only names.
+    # ZooKeeper masks digests for accounts that may not change the list. If it does, compare names.
     lists = [*one], [*other]
     masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
     first, second = (_merged(acl, masked) for acl in lists)
@@ -136,7 +136,7 @@ def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
 
 
 def _merged(acl: Iterable[ACL], masked: bool = False) -> dict[tuple[str, str], int]:
-    """Return the rights of each account; with `masked`, digests are left out of the names."""
+    """Return the rights of each account; if `masked`, omit digests from the names."""
     merged: dict[tuple[str, str], int] = {}
     for each in acl:
         scheme = each.id.scheme
@@ -147,7 +147,7 @@ def _merged(acl: Iterable[ACL], masked: bool = False) -> dict[tuple[str, str], i
 
 
 def acl_text(acl: Iterable[ACL]) -> str:
-    """Return a list as zkCli.sh writes it, without digests: ``sasl:app:cdrwa,world:anyone:r``."""
+    """Format a list like zkCli.sh, without digests: ``sasl:app:cdrwa,world:anyone:r``."""
     return ",".join(
         f"{scheme}:{name}:" + "".join(letter for bit, letter in _LETTERS if permissions & bit)
         for (scheme, name), permissions in sorted(_merged(acl, masked=True).items())
@@ -155,12 +155,12 @@ def acl_text(acl: Iterable[ACL]) -> str:
 
 
 def identity_of(text: str) -> Identity:
-    """Return an account in access control lists from SCHEME:ID."""
+    """Parse SCHEME:ID, an account in access control lists."""
     return Identity(*text.split(":", 1))
 
 
 class Secret(str):
-    """A string that logs and tracebacks hide, because kazoo logs the arguments of requests."""
+    """A string whose repr is hidden in logs, because kazoo logs the arguments of requests."""
 
     __slots__ = ()
 
@@ -169,8 +169,8 @@ class Secret(str):
 
 
 def hide_digests(record: logging.LogRecord) -> bool:
-    """Remove the hashes of digest accounts from a log record of kazoo; for `addFilter`."""
-    # At level debug, kazoo logs the access control list of each node that it creates or reads.
+    """Remove the hashes of digest accounts from a log record of kazoo; a log filter."""
+    # At the level DEBUG, kazoo logs the access control list of each node that it creates or reads.
     text = record.getMessage()
     shown = _HASH.sub("***", text)
     if shown != text:
@@ -208,30 +208,30 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Encrypted connections to servers whose certificates are checked."""
+    """The settings of TLS connections. The client checks the certificates of servers."""
 
-    # File with the only certificate authorities that the client trusts.
+    # The file with the only certificate authorities that the client trusts.
     ca: str
-    # File with the client's certificate, "" for none; `key` is the file with its private key.
+    # The file with the client's certificate; "" for none. `key` is the file with its private key.
     cert: str = ""
     key: str = ""
     # Whether the server's certificate must name the host in the coordinator's address.
     check_host: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Read the files; raise OSError, or its subclass ssl.SSLError, if one cannot be used."""
+        """Read the files; raise OSError, or its subclass ssl.SSLError, if one is invalid."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.check_host
         context.load_verify_locations(self.ca)
         if self.cert:
-            # Pass an empty password. Otherwise OpenSSL would ask for one at the terminal.
+            # Pass an empty password, because otherwise OpenSSL asks for a password at the terminal.
             context.load_cert_chain(self.cert, self.key, password="")
         return context
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a client connects; without `rights`, nodes are open to all."""
+    """A client's TLS, account and rights; without `rights`, nodes are open to everyone."""
 
     tls: Tls | None = None
     account: Account | None = None
@@ -252,7 +252,7 @@ ANYBODY = Access()
 
 
 def acl_rejected() -> SettingsError:
-    """Return the error to raise for an access control list that the coordinator rejects."""
+    """Return the error for an access control list that the coordinator rejects."""
     return SettingsError(
         name="acl",
         reason="the coordinator rejects the accounts in acl_workers, acl_operators, acl_monitors "

@@ -1,8 +1,8 @@
-"""Read many nodes in few requests, without waiting for each answer in turn.
+"""Read many nodes in few requests, without waiting for each response in turn.
 
 The functions raise CoordinatorUnreachableError if the connection is lost for `LOSS_SECONDS`. After
 a shorter loss, such as a change of server, they repeat the lost requests. `read_children` and
-`names_below` raise NodeRefusedError if the children of a node cannot be listed.
+`names_below` raise NodeRefusedError if the account may not list the children of a node.
 """
 
 from __future__ import annotations
@@ -41,49 +41,50 @@ _OF_A_NODE = (
     NotEmptyError,
     QuotaExceededError,
 )
-# Nodes per request. This limits the size of the answer and the server's time.
+# The maximum number of nodes per request, to limit the size of the response and the server's time.
 BATCH = 250
-# Requests in flight at once: enough to hide the network latency, few enough to save memory.
+# The maximum number of open requests: enough to hide network latency, few enough to save memory.
 WINDOW = 1000
-# Longest wait for an answer. After it, the coordinator counts as unreachable.
+# The maximum wait for a response. Without a response, the coordinator counts as unreachable.
 TIMEOUT_SECONDS = 30.0
-# How long a client repeats requests that were lost with their connection.
+# The time for which a client repeats requests that were lost with their connection.
 LOSS_SECONDS = 5.0
-# Pause before a client repeats a request that was lost with its connection.
+# The pause before a client repeats such a request.
 AGAIN_SECONDS = 0.05
 
 
 def is_refusal(error: object) -> bool:
-    """Return whether an error concerns one node; a retry would fail with the same error."""
+    """Return whether an error concerns a single node, so that a retry would fail too."""
     return isinstance(error, _OF_A_NODE)
 
 
 def refusal_reason(error: Exception, action: str = "read") -> str:
-    """Return why a node cannot be read or written, with the remedy."""
+    """Return the reason why this account cannot read or write a node, with the remedy."""
     remedy = "; restore its ACL" if isinstance(error, NoAuthError) else ""
     return f"the node cannot be {action}: {describe(error)}{remedy}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeValue:
-    """The answer to the read of one node."""
+    """The result of reading one node."""
 
     path: str
-    # The data; b"" if the node has none or was refused.
+    # The data; b"" if the node has no data or the coordinator refused the read.
     data: bytes
     version: int
-    # Id of the session of an ephemeral node, 0 for a persistent node.
+    # The id of an ephemeral node's session; 0 for a persistent node.
     session: int
-    # Unix time of the last write, by the coordinator's clock.
+    # The Unix time of the last write, by the coordinator's clock.
     written: float
-    # Why the coordinator refused to return the node, or None.
+    # The reason why the coordinator refused to return the node, or None.
     refused: str | None = None
-    # Number of the transaction that created the node. A later node at the same path differs in it.
+    # The number of the transaction that created the node. A later node at the same path has
+    # another.
     created: int = 0
 
 
 def read_nodes(client: Client, paths: Sequence[str]) -> list[NodeValue]:
-    """Return the existing nodes at `paths`, in their order; see `NodeValue.refused`."""
+    """Return the existing nodes at `paths`, in this order; see `NodeValue.refused`."""
     many = len(paths) > 1
     answers = _in_batches(client, paths) if many else pipelined(client, client.get_async, paths)
     found = []
@@ -117,14 +118,14 @@ def names_below(client: Client, path: str) -> list[str]:
 
 
 def exists_later(client: Client, path: str) -> Callable[[], bool]:
-    """Ask whether a node exists; return a function that waits for the answer."""
+    """Ask whether a node exists; return a function that waits for the response."""
     pending = client.exists_async(path)
     again = partial(client.exists_async, path)
     return lambda: _answer(client, pending, again) is not None
 
 
 def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, list[str] | None]:
-    """Return the sorted names below each existing node, or None if they cannot be listed."""
+    """Return the sorted names below each existing node; None if the account may not list them."""
     answers = pipelined(client, client.get_children_async, paths)
     return {
         path: None if isinstance(names, Exception) else sorted(names)
@@ -136,7 +137,7 @@ def read_permitted_children(client: Client, paths: Sequence[str]) -> dict[str, l
 def pipelined(
     client: Client, send: Callable[[str], Any], paths: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each path with its answer: None for a missing node, an error for a refused node."""
+    """Yield each path with its result: None for a missing node, an error for a refused node."""
     for start in range(0, len(paths), WINDOW):
         part = paths[start : start + WINDOW]
         sent = [(path, send(path)) for path in part]

@@ -8,8 +8,8 @@ address                                     far side
 ``sqlite:PATH``, ``sqlite:PATH?chroot=/a``  a SQLite file shared by processes on this machine
 ==========================================  ==================================================
 
-All addresses give a client of the same class: kazoo's client with a few additions. So code for
-this class, including kazoo's recipes, works with every coordinator.
+All coordinators have the same client class: kazoo's client with a few additions. So code for this
+class, including kazoo's recipes, works with every coordinator.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ from qdo.postgresql.url import SchemaAddress, coordinator_address
 from qdo.system.clock import clock
 from qdo.text import describe, hide_credentials
 
-# Share of the session timeout that an attempt to connect to one server may take. kazoo allows the
-# whole timeout, so the session would end at one unreachable server before kazoo tries the next.
-# All servers may be slow, so the share doubles, up to 1, after each round in which all failed.
+# The share of the session timeout that an attempt to connect to one server may take. kazoo allows
+# the whole timeout, so the session would end before kazoo tries a second server. If all servers are
+# slow, the share doubles after each failed round, up to 1.
 CONNECT_SHARE = 0.25
-# After this many session timeouts without a connection, the client tries to resume its session only
-# at a server that has just granted a new session. The lease of the old session ended a timeout ago.
-# Each attempt whose answer is late would keep the session, and its ownership of queues, alive at
-# the servers. A server that grants only a new session has lost the old one, perhaps with all data.
+# After this number of session timeouts without a connection, the client first asks a server for a
+# new session, and only then tries to resume its old session there. The lease of the old session
+# ended a timeout ago. An attempt with a late response would keep the old session, and its ownership
+# of queues, alive at the servers. A server that grants only a new session has lost the old session,
+# perhaps with all data.
 DOUBT_TIMEOUTS = 2.0
 _log = logging.getLogger(__name__)
 _NETWORK = "zookeeper://"
@@ -70,15 +71,15 @@ _HANDLERS = {
     "threading": ("kazoo.handlers.threading", "SequentialThreadingHandler"),
     "gevent": ("kazoo.handlers.gevent", "SequentialGeventHandler"),
 }
-# By default, kazoo lets the pauses between attempts grow to an hour.
+# kazoo's defaults let the pauses between attempts grow to an hour.
 _RETRY = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5}
 
 
 class NetworkConnection(ConnectionHandler):
     """kazoo's connection, which also records the session timeout that the server granted.
 
-    :ivar server: HOST:PORT of the last server that the connection tried.
-    :ivar tls_fault: the TLS error of the last attempt to connect, if it failed because of TLS.
+    :ivar server: the HOST:PORT of the last server that the connection tried.
+    :ivar tls_fault: the TLS error of the last attempt to connect, or None.
     """
 
     last_fault: str | None = None
@@ -96,7 +97,7 @@ class NetworkConnection(ConnectionHandler):
         self.handler = _TransportHandler(client)
 
     def prepare(self) -> None:
-        """Do nothing: faults of a server appear on connecting."""
+        """Do nothing, because faults of a server appear on connecting."""
 
     def _expand_client_hosts(self) -> Any:
         servers = cast(Any, super())._expand_client_hosts()
@@ -138,13 +139,13 @@ class NetworkConnection(ConnectionHandler):
                 )
                 raise SessionExpiredError from error
             raise
-        # Do not stop sooner: the time to connect may end during the next attempt.
+        # Keep the count until now, because the time to connect may end during the next attempt.
         self.tls_fault = None
         self._failed_rounds = -1  # the round ends with this connection
         return timeouts
 
     def _get_session(self, hostip: str, port: int) -> None:
-        """Get a new session from a server, and end that session."""
+        """Get a new session from a server, and end the new session."""
         driver = cast(Any, super())
         seconds = self.connect_seconds
         asked = Connect(0, 0, int(1000 * self.client.timeout_seconds), 0, bytes(16), False)
@@ -164,7 +165,7 @@ class NetworkConnection(ConnectionHandler):
             self.tls_fault = _tls_reason(error.__context__)
         if isinstance(error, SessionClosedRequireSaslError):
             # Servers with enforce.auth.enabled send this code after a wrong password. kazoo does
-            # not know the code, and its thread would end with a traceback.
+            # not know the code, and kazoo's thread would end with a traceback.
             raise AuthFailedError("the servers reject the account") from error
 
     @property
@@ -175,7 +176,7 @@ class NetworkConnection(ConnectionHandler):
 
     def command(self, word: bytes) -> str:
         """Send a four-letter command through a separate connection, as kazoo does."""
-        # kazoo passes the port as the name of the server. TLS rejects that name.
+        # kazoo passes the port as the name of the server, which TLS rejects.
         connection = self.handler.create_connection(
             address=self._socket.getpeername()[:2],
             hostname=self._host,
@@ -210,7 +211,7 @@ class NetworkConnection(ConnectionHandler):
         answer = cast(Any, super())._invoke(timeout, request, xid)
         if isinstance(request, Connect):
             granted = answer[0].time_out
-            if granted > 0:  # 0: the session to be resumed has ended
+            if granted > 0:  # 0 means that the old session has ended
                 self.client.connected_to = self.server
                 self.client.negotiated_timeout_seconds = granted / 1000.0
                 self.client.heard_at = began
@@ -218,10 +219,10 @@ class NetworkConnection(ConnectionHandler):
 
 
 class _TransportHandler:
-    """kazoo's handler, with a shorter time limit for connecting to one server, and with TLS."""
+    """kazoo's handler, with TLS and a shorter time limit for connecting to one server."""
 
-    # kazoo's TLS also trusts the certificate authorities of the operating system. It waits for the
-    # network even if TLS has already decrypted further answers.
+    # kazoo's TLS also trusts the certificate authorities of the operating system. And it waits for
+    # the network even if TLS has already decrypted further responses.
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -247,7 +248,7 @@ class _TransportHandler:
         ready = [each for each in reading if getattr(each, "pending", int)()]
         if not ready:
             return self._handler.select(reading, *others)
-        # One TLS record may hold several answers.
+        # One TLS record may contain several responses.
         more = self._handler.select(reading, [], [], 0)[0]
         return [*ready, *(each for each in more if each not in ready)], [], []
 
@@ -310,12 +311,12 @@ def _bad_address(url: str) -> SettingsError:
 class Client(KazooClient):
     """kazoo's client, for a coordinator on the network or in a file.
 
-    :ivar may_look_on: the client only shows nodes to people, so a user with read access suffices.
-    :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted, which
-        may differ from the requested one; None before the first connection.
-    :ivar heard_at: a time on `qdo.system.clock.clock` after which the leader of the servers heard
-        of the session, in the request for the present connection; None if unknown.
-    :ivar connected_to: HOST:PORT of the last ZooKeeper server that accepted the session.
+    :ivar may_look_on: whether the client only shows nodes to people, so that read access suffices.
+    :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted; None before
+        the first connection. It may differ from the requested timeout.
+    :ivar heard_at: a time on `qdo.system.clock.clock`; None if unknown. After this time, the leader
+        of the servers received the request for the present connection of the session.
+    :ivar connected_to: the HOST:PORT of the last ZooKeeper server that accepted the session.
     :ivar lost_at: the time on `qdo.system.clock.clock` at which the present session lost its
         connection; None without a session, and while the session is connected.
     :ivar session_over: whether the coordinator has ended the session, or confirmed its end.
@@ -345,10 +346,10 @@ class Client(KazooClient):
         self.connected_to: str | None = None
         self.lost_at: float | None = None
         self.tree_watchers = TreeWatchers()
-        # kazoo has no types: here and below, super() is cast to Any.
+        # kazoo has no types, so this class casts super() to Any.
         options.update(access.options())
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
-        self.logger.addFilter(hide_digests)  # all clients share this logger, which keeps one filter
+        self.logger.addFilter(hide_digests)  # all clients share this logger and filter
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.has_servers:
@@ -363,11 +364,11 @@ class Client(KazooClient):
             self._connection = StoreConnection(self, retry, server, opened, logger=self.logger)
 
     def _call(self, request: Any, async_object: Any) -> Any:
-        """Queue an operation, for one caller at a time."""
-        # kazoo wakes its connection with one byte for each operation. After about 280 pending bytes
-        # the next write blocks, and gevent lets no second greenlet write to the same socket. kazoo
-        # would take that for a closed connection and report a failure, but still send the
-        # operation.
+        """Queue an operation for kazoo's thread, for one caller at a time."""
+        # kazoo wakes its connection with one byte for each operation. After about 280 pending
+        # bytes, the next write blocks, and gevent lets no second greenlet write to the same socket.
+        # kazoo would take gevent's error for a closed connection and report a failure, but still
+        # send the operation.
         with self._calling:
             return cast(Any, super())._call(request, async_object)
 
@@ -388,11 +389,11 @@ class Client(KazooClient):
 
     @property
     def timeout_seconds(self) -> float:
-        """The granted session timeout; before the first connection, the requested one."""
+        """The granted session timeout; before the first connection, the requested timeout."""
         return self.negotiated_timeout_seconds or float(cast(Any, self)._session_timeout) / 1000.0
 
     def is_in_doubt(self) -> bool:
-        """Return whether the loss is too long ago to resume the session at any server."""
+        """Return whether the connection was lost too long ago to resume the session everywhere."""
         patience = DOUBT_TIMEOUTS * self.timeout_seconds
         return self.lost_at is not None and clock() - self.lost_at > patience
 
@@ -406,18 +407,18 @@ class Client(KazooClient):
         if state is KeeperState.EXPIRED_SESSION:
             self.session_over = True
         if state is KeeperState.AUTH_FAILED:
-            self._rejected = True  # before the callers of `open` and its requests are woken
+            self._rejected = True  # before callers of `open` wake
         cast(Any, super())._session_callback(state)
 
     def open(self, timeout_seconds: float = 15.0) -> None:
         """Connect, and create the chroot if the address has one.
 
-        :raises CoordinatorUnreachableError: no connection within `timeout_seconds`. The client is
-            then stopped, within that time even if the network drops every packet.
+        :raises CoordinatorUnreachableError: the client could not connect within `timeout_seconds`,
+            and was stopped within this time, even if the network drops every packet.
         :raises CoordinatorAccountError: the coordinator rejects the account.
         :raises NodeRefusedError: the chroot is missing, and this account may not create it.
-        :raises DatabaseError: the file of an embedded coordinator cannot be used.
-        :raises UsageError: the database cannot be used: its schema or a right is missing.
+        :raises DatabaseError: the client cannot use the file of an embedded coordinator.
+        :raises UsageError: the database lacks the schema, or the account lacks a right.
         """
         deadline = clock() + timeout_seconds
         self._connection.prepare()
@@ -428,23 +429,23 @@ class Client(KazooClient):
                 if (later := self._connection.waits_until + timeout_seconds) <= deadline:
                     break
                 deadline = later
-            if not self.connected:  # or not anymore: kazoo logs in once it is connected
+            if not self.connected:  # or lost again, because kazoo logs in after connecting
                 raise ConnectionLoss
             self._make_chroot(deadline)
         except (KazooException, self.handler.timeout_exception) as error:
             self._abandon()
             raise self._open_error(error, timeout_seconds) from error
-        except BaseException:  # the caller is stopped: a job at its deadline, or by Ctrl-C
+        except BaseException:  # also if a job's deadline or Ctrl-C stops the caller
             self._abandon()
             raise
 
     def _make_chroot(self, deadline: float) -> None:
-        # Leave an existing chroot alone: this account may have no rights above it. Send a request
-        # even without a chroot: a server that requires accounts refuses the first request, not the
-        # session.
+        # Do not touch an existing chroot, because this account may have no rights above it. Send a
+        # request even without a chroot, because a server that requires accounts refuses only the
+        # first request, not the session.
         if self._answer(Exists(self.chroot or "/", None), deadline):
             return
-        # Do not use ensure_path("/"), which would create only the last part of the chroot.
+        # Do not use ensure_path("/"), because it would create only the last part of the chroot.
         parts = self.chroot.split("/")[1:]
         for depth in range(1, len(parts) + 1):
             path = "/" + "/".join(parts[:depth])
@@ -459,13 +460,13 @@ class Client(KazooClient):
         return self.answer_to(answer, max(0.001, deadline - clock()))
 
     def answer_to(self, pending: Any, timeout_seconds: float) -> Any:
-        """Return the answer to an operation, or raise its error.
+        """Return the result of an operation, or raise its error.
 
-        :param pending: the handler's `async_result` of the operation.
-        :raises BaseException: of the class `timeout_exception` of the handler, without an answer.
+        :param pending: the `async_result` of the operation, from the handler.
+        :raises BaseException: no response arrived; the class is the handler's `timeout_exception`.
         """
-        # Do not use `get(timeout=...)`. With gevent it raises `gevent.Timeout`, but callers expect
-        # the handler's `timeout_exception`.
+        # Do not use `get(timeout=...)`, because with gevent it raises `gevent.Timeout`. Callers
+        # expect the handler's `timeout_exception`.
         pending.wait(timeout_seconds)
         if not pending.ready():
             raise self.handler.timeout_exception(f"no answer within {timeout_seconds:g} s")
@@ -474,7 +475,7 @@ class Client(KazooClient):
     def create_async(
         self, path: str, value: bytes = b"", acl: Any = None, *rest: Any, **options: Any
     ) -> Any:
-        """Create a node; its default access control list is the one that `access` gives."""
+        """Create a node; by default with the access control list from `access`."""
         acl = acl or self.access.acl_of(path)
         return cast(Any, super()).create_async(path, value, acl, *rest, **options)
 
@@ -508,7 +509,7 @@ class Client(KazooClient):
         self.close()
 
     def detach(self) -> None:
-        """Stop without ending the session; another client may resume it before its timeout."""
+        """Stop without ending the session, so another client may resume it before its timeout."""
         self._stopped.set()
         self.drop_connection("the client leaves its session")
         self._give_up()
@@ -529,13 +530,13 @@ def connect(
     client_id: tuple[int, bytes] | None = None,
     **options: Any,
 ) -> Client:
-    """Return a client for the coordinator at `url`, not started yet; see `Client.open`.
+    """Return a client for the coordinator at `url`, without opening it; see `Client.open`.
 
     :param handler: "threading" (the default), "gevent", or a handler object of kazoo.
-    :param session_timeout_seconds: the requested timeout.
-    :param client_id: id and password of a session to resume, as `KazooClient.client_id`.
-    :param options: `may_look_on` of `Client`, and further options of `KazooClient`.
-    :raises SettingsError: `url` is not an address of a coordinator.
+    :param session_timeout_seconds: the requested session timeout.
+    :param client_id: the id and password of a session to resume; see `KazooClient.client_id`.
+    :param options: `may_look_on` of `Client`, and other options of `KazooClient`.
+    :raises SettingsError: `url` is not the address of a coordinator.
     """
     address = Address.parse(url)
     chosen = _handler(handler)

@@ -1,14 +1,14 @@
 """Notify the owners of queues of new messages.
 
-A notification is a hint. Without it, the owner finds the message at its next poll. So a failed
-notification is not an error for the sender, and sending never waits for a notification.
+A notification is a hint. Without it, the owner finds the message at the next poll. So a failed
+notification is not an error for the sender, and sending never waits for notifications.
 """
 
 from __future__ import annotations
 
 import atexit
 
-# Import it now: the thread may connect after the main thread has ended, when imports fail.
+# Import it now, because the thread may connect after the main thread has ended, when imports fail.
 import concurrent.futures.thread  # noqa: F401
 import logging
 import os
@@ -26,17 +26,17 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 
 _log = logging.getLogger(__name__)
-# Silences kazoo, which logs every attempt to connect. The notifier logs one line.
+# This logger silences kazoo, which logs every attempt to connect. The notifier logs one line.
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)
-# Shortest time between two notifications of a queue. Messages in between share the second one.
+# The minimum time between two notifications of a queue. All messages in between share the second.
 PAUSE_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-# Pause after the coordinator was unreachable. The notifier sends nothing during the pause.
+# The pause after the coordinator was unreachable. During the pause, the notifier is silent.
 AGAIN_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
-# Longest time that closing waits for the last notifications.
+# The maximum time for which `close` waits for the last notifications.
 CLOSE_SECONDS = 2.0
-# Number of remembered notification times above which the notifier drops old ones.
+# If the notifier remembers more notification times, it drops old ones.
 MANY = 10_000
 
 
@@ -70,7 +70,7 @@ class DoorbellNotifier:
         self._complained = False
 
     def ring(self, queues: Iterable[str]) -> None:
-        """Notify the owners of these queues soon; never waits and never raises."""
+        """Notify the owners of these queues soon; return at once and raise no error."""
         with self._changed:
             if self._closed:
                 return
@@ -84,10 +84,10 @@ class DoorbellNotifier:
             self._changed.notify()
 
     def close(self) -> None:
-        """Send pending notifications for up to `CLOSE_SECONDS`, and close the connection."""
+        """Send pending notifications within `CLOSE_SECONDS`, and close the connection."""
         atexit.unregister(self.close)
         if self._pid != os.getpid():
-            return  # a forked child has neither the thread nor the connection of its parent
+            return  # a forked child has neither the parent's thread nor its connection
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -105,7 +105,7 @@ class DoorbellNotifier:
             self._disconnect()
 
     def _wait(self) -> list[str]:
-        """Wait for queues that are due; return none once closed."""
+        """Wait for due queues; return an empty list if the notifier is closed."""
         with self._changed:
             while True:
                 now = time.monotonic()

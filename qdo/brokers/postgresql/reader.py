@@ -105,7 +105,7 @@ class Fetches(GroupedCalls[Work]):
     # --- on the reading thread --------------------------------------------------------
 
     def spans(self, connection: PostgresqlConnection, after: int) -> list[tuple[int, int]]:
-        """Divide the positions after `after`; a statement about one part opens few partitions."""
+        """Divide the positions after `after`, because a query of one span opens few partitions."""
         now = time.monotonic()
         if self._listed is None or now - self._listed > LIST_SECONDS:
             self._spans = [last for (last,) in connection.execute(self._list)][:-1]

@@ -189,8 +189,8 @@ class InFlightMessages:
         return len(self._order)
 
     def take(self, messages: Sequence[Received], asked_at: float) -> ReceiveResult:
-        """Store the messages that SQS returned for a call that began at `asked_at`."""
-        # SQS hid the messages at that time or later. A long poll may last longer than the
+        """Store the messages that SQS returned; the receive began at `asked_at`."""
+        # SQS hid the messages at `asked_at` or later. A long poll may take longer than the
         # visibility timeout.
         until = max(asked_at, self._clock() - _ON_ITS_WAY_SHARE * self._visibility)
         until += self._visibility
@@ -200,8 +200,8 @@ class InFlightMessages:
             name = name_of(message.message_id)
             known = self._by_name.get(name)
             if known is not None:
-                # Its visibility timeout ended, and this owner received it again. So no other owner
-                # has it.
+                # The visibility timeout ended, and this owner received the message again. So no
+                # other owner has the message.
                 known.receipt = message.receipt
                 self._keep(known)
                 self.extensions.hide(known, until)
@@ -217,15 +217,15 @@ class InFlightMessages:
         return taken
 
     def nothing_came(self, asked_at: float) -> None:
-        """Handle an empty answer, which may prove that SQS deleted the done messages."""
-        # It proves this for messages that are neither held nor received, if no call can have hidden
-        # them until now.
+        """Handle an empty response, which may prove that SQS has deleted the done messages."""
+        # The response proves this if this owner holds no messages, and if no earlier call can still
+        # hide messages.
         if asked_at >= self._proof_from and not self._held:
             self._unconfirmed.clear()
 
     def in_doubt(self) -> None:
         """Assume that SQS hides messages that this owner does not hold."""
-        # A call whose answer was lost, or an earlier owner, may have received them.
+        # A call whose response was lost, or an earlier owner, may have received messages.
         self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 
     def _made(
@@ -258,8 +258,8 @@ class InFlightMessages:
 
     def lost(self, held: InFlightMessage) -> list[InFlightMessage]:
         """Drop a message that another owner may have received; return the dropped messages."""
-        # Drop the later messages of its group too, because they must not run before it. The message
-        # itself comes first in the result.
+        # Also drop the later messages of the message group, because they must not run before the
+        # lost message. The lost message comes first in the result.
         gone = [held]
         if held.group is not None:
             start = bisect_right(self._order, held.position)
@@ -300,15 +300,15 @@ class InFlightMessages:
         return bool(self._order) and self._order[-1] > after
 
     def oldest_sent(self) -> int | None:
-        """Return the send time (UUIDv1) of the first unfinished message, None without one."""
+        """Return the UUIDv1 send time of the first unfinished message; None if there is none."""
         return SQS_POSITIONS.to_time(self._order[0]) if self._order else None
 
     def is_held(self, position: int) -> bool:
-        """Return whether a message is still held, or is done but not deleted."""
+        """Return whether a message is still held, or done but not deleted."""
         return position in self._held
 
     def done(self, position: int) -> InFlightMessage | None:
-        """Mark a message done; return the message, None if it is not held or was already done."""
+        """Mark a message done; return the message, or None if it is not held or already done."""
         held = self._held.get(position)
         if held is None or held.done:
             return None
@@ -319,7 +319,7 @@ class InFlightMessages:
         return held
 
     def done_through(self, position: int) -> list[InFlightMessage]:
-        """Mark all messages up to a position done; return those that changed."""
+        """Mark all messages up to a position done; return the messages that changed."""
         upto = self._order[: bisect_right(self._order, position)]
         return [held for each in upto if (held := self.done(each)) is not None]
 
@@ -337,14 +337,14 @@ class InFlightMessages:
 
 
 def _is_full_group(messages: Sequence[Received]) -> bool:
-    """Return whether an answer has the maximum number of messages, all of one FIFO group."""
+    """Return whether a response has the maximum number of messages, all of one FIFO group."""
     if len(messages) < BATCH or not messages[0].sequence:
         return False
     return len({each.group for each in messages}) == 1
 
 
 def name_of(message_id: int) -> str:
-    """Return the name of a message, which is the same each time it is received."""
+    """Return the name of a message, which is the same for every receive of the message."""
     # The name is the MessageId. A SequenceNumber is unique only within a group, and only until the
     # queue is recreated.
     return str(uuid.UUID(int=message_id))

@@ -11,7 +11,7 @@ from qdo.brokers.sqs.url import sqs_address
 
 
 def _open(url: str, app: str) -> Broker:
-    address = sqs_address(url)  # reports an invalid address even without boto3
+    address = sqs_address(url)  # reports a wrong address even without boto3
     try:
         from qdo.brokers.sqs.broker import SqsBroker
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""The queues of SQS below a prefix: their names, URLs, tags, settings and counts.
+"""The SQS queues below a prefix: their names, URLs, tags, settings and counts.
 
-Reading each of these costs a call. So qdo reads a queue's URL once, its tags and settings rarely,
-and its counts within a budget of calls.
+Each read costs a call. So qdo reads a queue's URL once, its tags and settings rarely, and its
+counts within a budget of calls.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from qdo.queues import name_error
 from qdo.system.native import run_parallel
 
 log = logging.getLogger(__name__)
-# The approximate time after which a queue's settings and tags are read again.
+# The approximate time after which qdo reads a queue's settings and tags again.
 SETTINGS_SECONDS = 3600.0
-# The maximum call rate for counts. Counts are read again after `COUNTS_SECONDS`, or later if there
-# are too many queues for this rate. 5 calls a second cost 5 dollars a month.
+# qdo reads counts again after `COUNTS_SECONDS`, or later if the queues would exceed the maximum
+# rate, `COUNTS_PER_SECOND`. 5 calls a second cost 5 dollars a month.
 COUNTS_SECONDS = 5.0
 COUNTS_PER_SECOND = 5.0
-# Retention of created queues: 14 days, the maximum of SQS.
+# The retention of queues that qdo creates: 14 days, the maximum of SQS.
 RETENTION_SECONDS = 1_209_600
 _PAGE = 1000
-# The error when another process has meanwhile created the queue with other attributes.
+# The error codes if another process has just created the queue with other attributes.
 _EXISTS = ("QueueNameExists", "QueueAlreadyExists")
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A redrive policy, by which SQS moves messages that were received too often."""
+    """A redrive policy: SQS moves messages that consumers have received too often."""
 
     # The SQS name of the queue that receives the moved messages.
     target: str
@@ -59,13 +59,13 @@ class QueueAttributes:
     redrive: Redrive | None = None
     # The number of receivable messages.
     waiting: int = 0
-    # The number of messages that were received and are not deleted.
+    # The number of messages that consumers have received but not deleted.
     in_flight: int = 0
     delayed: int = 0
 
 
 def sqs_name_fault(name: str) -> str | None:
-    """Return the reason why SQS does not allow a queue name, None for a valid name."""
+    """Return the reason why SQS does not allow a queue name; None for a valid name."""
     if len(name) > MAX_SQS_NAME:
         return f"{name!r} has {len(name)} characters"
     bare = name.removesuffix(FIFO)
@@ -127,7 +127,7 @@ class SqsQueues:
     def full_name(self, queue: str) -> str:
         """Return the full SQS name of a queue; raise SqsNameError if SQS does not allow it."""
         name = self._address.prefix + queue
-        # A queue whose full name equals the prefix would have an empty name.
+        # Also check the part after the prefix, because it may be empty.
         reason = name_error(queue) or sqs_name_fault(name)
         if name in self._address.letter_queues:
             reason = "it stores dead letters"
@@ -136,7 +136,7 @@ class SqsQueues:
         return name
 
     def url(self, queue: str, *, create: bool = False) -> str:
-        """Return the SQS URL of a queue; create it if it is missing and the address allows it."""
+        """Return the SQS URL of a queue; create a missing queue if the address allows this."""
         return self.url_of(self.full_name(queue), self._address.create if create else "none")
 
     def url_of(self, name: str, create: str = "none") -> str:
@@ -165,14 +165,14 @@ class SqsQueues:
         self.forget(self.full_name(queue))
 
     def _forget_all_but(self, names: Iterable[str]) -> None:
-        """Drop cached queues that are no longer listed, so that memory does not grow."""
+        """Drop cached queues that SQS no longer lists, to limit memory."""
         kept = {*names, *self._address.letter_queues}
         with self._lock:
             self._known = {name: each for name, each in self._known.items() if name in kept}
         self._counted &= kept
 
     def create(self, name: str, kind: str) -> str:
-        """Create a standard or FIFO queue, according to its full name; return its URL."""
+        """Create a standard or FIFO queue, depending on its full name; return its URL."""
         fifo = name.endswith(FIFO)
         if fifo != (kind == "fifo"):
             reason = f"create={kind} is set, but names of FIFO queues, only those, end in {FIFO!r}"
@@ -200,14 +200,14 @@ class SqsQueues:
             return self._known.setdefault(name, _Known())
 
     def names(self, *, strict: bool = True) -> list[str]:
-        """Return the names of all queues, without the prefix, in order.
+        """Return the sorted names of all queues, without the prefix.
 
-        :param strict: raise an error if SQS does not return the attributes of a queue now. If
-            False, the result may include the target of that queue's redrive policy, which workers
-            must not own.
+        :param strict: raise an error if SQS does not return the attributes of a queue. If False,
+            the result may include the target of this queue's redrive policy. Workers must not own
+            this target.
         """
-        # Omit qdo's dead-letter queues, targets of redrive policies, queues without the tag of the
-        # address, and names that znodes cannot have.
+        # Omit qdo's dead-letter queues, targets of redrive policies, queues without the address's
+        # tag, and names that znodes cannot have.
         listed = self._listed()
         self._forget_all_but(listed)
         found = [name for name in listed if name not in self._address.letter_queues]
@@ -219,12 +219,12 @@ class SqsQueues:
         return sorted(name for name in bare if self._is_usable(name))
 
     def probe(self) -> None:
-        """Make one call, to check whether SQS can be reached with these credentials."""
+        """Make one call to check whether qdo can reach SQS with these credentials."""
         try:
             with translate(self._address.place, "prefix", self._address.prefix):
                 self._client.list_queues(**self._wanted(1))
         except AccessDeniedError:
-            pass  # SQS has answered; senders need no permission to list
+            pass  # SQS has responded; senders need no permission to list queues
 
     def _wanted(self, count: int) -> dict[str, Any]:
         prefix = self._address.prefix
@@ -265,7 +265,7 @@ class SqsQueues:
         return self._read(self.full_name(queue))
 
     def settings_of(self, queues: Sequence[str]) -> dict[str, QueueAttributes]:
-        """Return the attributes of queues, without unreadable queues."""
+        """Return the attributes of queues; omit unreadable queues."""
         facts = self._settings(list(map(self.full_name, queues)))
         named = ((queue, facts.get(self.full_name(queue))) for queue in queues)
         return {queue: each for queue, each in named if each is not None}
@@ -275,7 +275,7 @@ class SqsQueues:
         return self.counts_of(self.full_name(queue))
 
     def waiting(self, queue: str) -> int:
-        """Return the approximate number of receivable messages; always makes a call."""
+        """Make a call, and return the approximate number of receivable messages."""
         return self._read(self.full_name(queue)).waiting
 
     def counts_of(self, name: str) -> QueueAttributes:
@@ -287,8 +287,9 @@ class SqsQueues:
         return self._read(name)
 
     def _tagged(self, names: Sequence[str], tag: tuple[str, str]) -> list[str]:
-        """Return the queues that have a tag, by their full names."""
-        # Foreign queues may deny reading their tags. Raise an error only if all queues do.
+        """Return the full names of the queues that have a tag."""
+        # Queues of other programs may deny reading their tags. Raise an error only if all queues
+        # deny it.
         now = self._clock()
         faults: list[tuple[str, AwsError]] = []
 
@@ -309,14 +310,14 @@ class SqsQueues:
         return [name for name in names if (self._entry(name).tags or {}).get(tag[0]) == tag[1]]
 
     def _read_tags(self, name: str) -> None:
-        with contextlib.suppress(AwsNotFoundError):  # lists show deleted queues for a while
+        with contextlib.suppress(AwsNotFoundError):  # SQS lists deleted queues for a while
             tags = self._call("list_queue_tags", name).get("Tags", {})
             known = self._entry(name)
             known.tags = tags
             known.tags_until = self._until()
 
     def _settings(self, names: Sequence[str], strict: bool = True) -> dict[str, QueueAttributes]:
-        """Return the attributes of queues by their full names, without unreadable queues."""
+        """Return the attributes of queues by their full names; omit unreadable queues."""
         now = self._clock()
         due = [name for name in names if self._entry(name).settings_until <= now]
         run_parallel(lambda name: self._try_read(name, strict), due)
@@ -328,7 +329,7 @@ class SqsQueues:
         try:
             self._read(name)
         except AwsNotFoundError:
-            pass  # see `_read_tags`
+            pass  # the queue was deleted
         except AwsError as error:
             self._entry(name).settings_until = self._until()
             self._warn_once(name, f"{error}; its redrive policy is unknown")
@@ -345,8 +346,8 @@ class SqsQueues:
         return facts
 
     def _until(self) -> float:
-        """Return the time of the next read, which differs between queues."""
-        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)  # spreads pauses
+        """Return a random time for the next read, which differs between queues."""
+        return self._clock() + SETTINGS_SECONDS * random.uniform(0.5, 1.5)  # spreads reads
 
     def _call(self, method: str, name: str, **parameters: Any) -> Any:
         url = self.url_of(name)

@@ -1,4 +1,4 @@
-"""Receive messages of SQS: read their bodies from S3 in time, and name each receive."""
+"""Receive messages of SQS: read their bodies from S3, and give each receive an id."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from qdo.errors import QdoError, UnreachableError
 from qdo.text import describe
 
 # While the reader reads bodies, it hides messages again after this share of their visibility
-# timeout. `qdo.brokers.sqs.in_flight` assumes that a stored answer is not older than this.
+# timeout. `qdo.brokers.sqs.in_flight` assumes that responses are not older.
 READING_SHARE = 0.1
-# How often the reader checks whether the claim has ended while it reads bodies.
+# The interval in which the reader checks, while it reads bodies, whether the claim has ended.
 ENDED_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
-# Hides messages of a queue, by their receipts, for this many seconds.
+# A function that hides messages of a queue, by their receipts, for a number of seconds.
 Hide = Callable[[str, Sequence[str], int], None]
-# SQS remembers the id of a receive for 300 seconds.
+# The maximum age of an id that a receive reuses; SQS remembers an id for 300 seconds.
 KNOWN_SECONDS = 240.0
 
 
 class BodyReader:
-    """Reads bodies from S3; without `objects`, every body is in SQS."""
+    """Reads bodies from S3. If `objects` is None, every body is in SQS."""
 
     def __init__(self, objects: Objects | None, visibility_seconds: int, hide: Hide) -> None:
         self._objects = objects
@@ -50,9 +50,9 @@ class BodyReader:
         owed: Callable[[float], None],
         ended: Callable[[], bool],
     ) -> list[Received]:
-        """Return messages with their bodies; keep the messages hidden meanwhile.
+        """Read the bodies of messages; keep the messages hidden meanwhile.
 
-        :raises QdoError: no body can be read; all messages are released.
+        :raises QdoError: the reader can read no body, and has released all messages.
         """
         hidden = list(messages)
         hiding = gevent.spawn(self._keep_hidden, queue, hidden, owed, ended)
@@ -82,7 +82,7 @@ class BodyReader:
     def release(
         self, queue: str, messages: Sequence[Received], owed: Callable[[float], None]
     ) -> None:
-        """Release messages; after a failure, report the time until SQS shows them again."""
+        """Release messages; if this fails, report the time until SQS shows them again."""
         try:
             self._hide(queue, [each.receipt for each in messages], 0)
         except QdoError:
@@ -91,7 +91,7 @@ class BodyReader:
     def _read_each(
         self, queue: str, messages: Sequence[Received], ended: Callable[[], bool]
     ) -> tuple[list[Received], QdoError | None]:
-        """Return the messages whose bodies can be read, and the first error of the others."""
+        """Return the messages whose bodies are readable, and the first error of the others."""
         found: list[Received] = []
         blocked_groups: set[str | None] = set()
         faults: list[QdoError] = []
@@ -121,9 +121,9 @@ class BodyReader:
         ended: Callable[[], bool],
     ) -> None:
         """Hide messages repeatedly until this greenlet is killed."""
-        # Otherwise another owner would receive the messages while their bodies are read, and their
-        # jobs would end at the first extension. When the claim ends, the greenlet releases the
-        # messages and clears `messages`, because the next owner must not wait for a slow body.
+        # Without this, another owner could receive the messages while this owner reads bodies, and
+        # their jobs would end at the first extension. When the claim ends, the greenlet releases
+        # the messages and clears `messages`, because the next owner must not wait for a slow body.
         pause = self._visibility_seconds * READING_SHARE
         due = time.monotonic() + pause
         while True:
@@ -137,7 +137,7 @@ class BodyReader:
             due = time.monotonic() + pause
             try:
                 self._hide(queue, [each.receipt for each in messages], self._visibility_seconds)
-            except Exception as error:  # noqa: BLE001 - retried
+            except Exception as error:  # noqa: BLE001 - the loop retries
                 _log.warning(
                     "queue %s: cannot extend the visibility timeout of messages whose bodies are "
                     "being read, retrying; SQS delivers them again if the timeout ends first: %s",
@@ -150,7 +150,7 @@ class BodyReader:
         return pointer is not None and self._objects is not None and self._objects.is_ours(pointer)
 
     def _with_body(self, queue: str, message: Received) -> Received:
-        # The worker cannot decode a message whose object is missing, and applies its policy.
+        # If the object is missing, the worker cannot decode the message, and applies the policy.
         pointer = message.pointer
         if pointer is None or self._objects is None or not self._objects.is_ours(pointer):
             return message
@@ -167,8 +167,8 @@ class BodyReader:
 
 
 def _without_body(message: Received, error: Exception) -> Received:
-    """Return a message whose body can never be read, so that its policy ends it."""
-    # Its body is the text of the pointer. The object stays, because it belongs to another program.
+    """Return a message without its unreadable body, so that the queue's policy ends it."""
+    # The text of the pointer becomes the body. qdo keeps the object, which another program may own.
     return message._replace(headers=unreadable(describe(error)), pointer=None)
 
 
@@ -182,9 +182,9 @@ def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
 class ReceiveAttemptId:
     """The ReceiveRequestAttemptIds of one queue."""
 
-    # SQS may have executed a receive whose answer was lost, and locked message groups for it. With
-    # the same id, SQS returns the same messages at once; with a new id, after their visibility
-    # timeout. A repeated receive must keep all its parameters.
+    # SQS may have executed a receive whose response was lost, and may have locked message groups
+    # for it. With the same id, SQS returns the same messages at once. With a new id, SQS returns
+    # them only after their visibility timeout. A repeated receive must keep all its parameters.
 
     def __init__(self) -> None:
         self._id = ""
@@ -200,7 +200,7 @@ class ReceiveAttemptId:
         return self._id
 
     def batch_size(self, wanted: int) -> int:
-        """Return the number of messages to request: a repeated receive keeps its first number."""
+        """Return the number of messages to request; a repeated receive keeps the first number."""
         self._most = self._most or wanted
         return self._most
 
@@ -209,15 +209,15 @@ class ReceiveAttemptId:
         return bool(self._id)
 
     def answered(self) -> None:
-        """Use a new id next, because SQS has answered, maybe with an error."""
+        """Use a new id next, because SQS has responded, perhaps with an error."""
         self._id = ""
 
 
 class OpenPoll:
     """Records the open poll of a queue with the receipts of held messages."""
 
-    # SQS may return released messages to an open poll, even of a dead process. The id of this poll
-    # then returns these messages.
+    # SQS may return released messages to an open poll, even to the poll of a dead process. A
+    # receive with the id of this poll then returns these messages.
 
     def __init__(self, queue: str, receipts: ReceiptHandleStore | None) -> None:
         self._queue = queue
@@ -225,12 +225,12 @@ class OpenPoll:
         self._places: list[int] = []
 
     def opened(self, attempt: str | None) -> None:
-        """Record that a poll begins; `attempt` None: that its answer is stored."""
+        """Record that a poll begins. None: record that the owner has stored its response."""
         self._record(() if attempt is None else (OPEN_POLL + attempt,))
 
     def answered(self, receipts: Iterable[str]) -> None:
-        """Record the receipts of an answer before its bodies are read."""
-        # After an extension of the messages, the poll's id no longer returns them.
+        """Record the receipts of a response before the reader reads bodies."""
+        # After an extension of the messages, a receive with the poll's id no longer returns them.
         self._record(receipts)
 
     def _record(self, entries: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
 """Send to SQS, ten messages at a time, and retry failed messages.
 
-The sender sends messages of one queue in order, one call after another. Different queues do not
-wait for each other. After a temporary failure, it sends a message again before all later messages.
-Still, within one call SQS may store a message and reject an earlier one. Then these two change
-places, even within a FIFO group.
+The sender sends the messages of one queue in order, one call after another. Different queues do not
+wait for each other. After a temporary failure, the sender retries a message before it sends later
+messages. Still, within one call SQS may store a message and reject an earlier message. Then these
+two messages change places, even within a FIFO group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 ACTION = "SendMessageBatch"
 SEND_BACKOFF = Backoff(0.1, 3.0)
 _UNSAID = {"Message": "its answer does not mention it"}
-# The maximum size of a pointer to a body in S3, in bytes.
+# The maximum size in bytes of a pointer to a body in S3.
 _POINTER_BYTES = 2048
 
 
@@ -68,7 +68,7 @@ def _seconds_until(due: float) -> float:
 
 
 def delay_seconds(due: float) -> int:
-    """Return the seconds until a message is due, rounded up so that it is never early."""
+    """Return the seconds until a message is due, rounded up so that delivery is never early."""
     return min(max(math.ceil(_seconds_until(due)), 0), MAX_DELAY_SECONDS)
 
 
@@ -76,18 +76,18 @@ def delay_seconds(due: float) -> int:
 class _PreparedMessage:
     """A message that is ready to send."""
 
-    # Its index in the caller's messages.
+    # The index of the message in the caller's sequence.
     index: int
-    # The entry for SendMessageBatch, without its Id.
+    # The entry for SendMessageBatch, without an Id.
     made: dict[str, Any]
-    # The bytes that count toward the limit of a call.
+    # The number of bytes that count toward the limit of a call.
     size: int
-    # The body, if it goes to S3 first.
+    # The body, if the sender must store it in S3 first.
     large: bytes | None = None
 
 
 class Sent(NamedTuple):
-    """The ids of a stored message; `sequence` is its SequenceNumber, 0 in a standard queue."""
+    """The ids of a stored message; `sequence` is its SequenceNumber; 0 in a standard queue."""
 
     id: str
     sequence: int
@@ -96,9 +96,9 @@ class Sent(NamedTuple):
 class SqsSender:
     """Sends messages. Safe to use from several threads or greenlets.
 
-    :param calls: makes each call once, because the sender retries.
-    :param objects: stores bodies that are too large; None: they are rejected.
-    :param stopped: ends pauses between attempts.
+    :param calls: an object that makes each call once, because the sender retries.
+    :param objects: the store for bodies that are too large for SQS; None: reject such bodies.
+    :param stopped: an event that ends the pauses between attempts.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class SqsSender:
     def send(self, messages: Sequence[Outgoing]) -> list[Sent]:
         """Send messages; keep the given order within each queue.
 
-        :raises PartialSendError: some messages were sent; the error lists the unsent ones.
-        :raises QdoError: no message was sent, because one of them can never be sent.
+        :raises PartialSendError: SQS stored only some messages; the error lists the others.
+        :raises QdoError: SQS stored no message, for example because a message is invalid.
         """
         by_queue: dict[str, list[_PreparedMessage]] = {}
         for index, message in enumerate(messages):
@@ -174,7 +174,7 @@ class SqsSender:
         return _PreparedMessage(index, made, size)
 
     def _entry(self, queue: str, ready: _PreparedMessage, attempts: SendAttempts) -> dict[str, Any]:
-        """Return the entry to send for a message; store its body in S3 if it belongs there."""
+        """Return the entry to send for a message; store a large body in S3 first."""
         made = ready.made
         if ready.large is not None and self._objects is not None:
             pointer = self._stored(queue, ready.large, self._objects, attempts)
@@ -212,7 +212,7 @@ class SqsSender:
     def _try(
         self, queue: str, entries: list[dict[str, Any]], sent: list[Sent | None]
     ) -> tuple[list[dict[str, Any]], QdoError | None]:
-        """Send a batch once; return the messages to retry, and why; raise permanent errors."""
+        """Send a batch once; return the messages to retry and the error; raise permanent errors."""
         name = self._queues.full_name(queue)
         try:
             url = self._queues.url(queue, create=True)
@@ -224,7 +224,7 @@ class SqsSender:
             fault = translation(error, self._address.place, "queue", name)
             if is_transient(error):
                 return entries, fault
-            if is_not_found(error):  # deleted after the sender read its address
+            if is_not_found(error):  # deleted after the sender read its URL
                 self._queues.forget(name)
                 if self._address.create != "none":
                     return entries, fault
@@ -253,7 +253,7 @@ class SqsSender:
 def _warn_order_lost(
     name: str, entries: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Warn about message groups in which SQS rejected a message but stored a later one."""
+    """Warn about message groups in which SQS rejected a message but stored a later message."""
     waiting = {each["Id"] for each in left}
     held_up: set[str] = set()
     overtaken: dict[str, None] = {}

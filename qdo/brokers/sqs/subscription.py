@@ -1,4 +1,4 @@
-"""The messages of an SQS queue for its owner, from claim to release: polled, held, and deleted."""
+"""Polls, holds and deletes the messages of an SQS queue for its owner, from claim to release."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from qdo.positions import time_of_position
 
 _log = logging.getLogger(__name__)
 
-# Pause after the first empty poll; each further empty poll doubles it.
+# The pause after the first empty poll; each further empty poll doubles the pause.
 FIRST_REST_SECONDS = 0.5
-# After this many successive empty polls, the poller checks the backlog at growing intervals.
+# The numbers of successive empty polls after which the poller checks the backlog.
 LOOK_AT = frozenset(3 << shift for shift in range(24))
-# How often the poller checks whether it may poll again.
+# The interval in which the poller checks whether it may poll again.
 UNWANTED_SECONDS = 1.0
 
 
 def idle_backoff(empty: int, most: float, jitter: float) -> float:
-    """Return the pause after empty polls, which grows with each poll up to `most`."""
+    """Return the pause after empty polls; it grows with each empty poll, up to `most`."""
     # Without jitter, a worker would poll all its queues at the same times forever.
     if not most or not empty:
         return 0.0
@@ -49,18 +49,18 @@ def idle_backoff(empty: int, most: float, jitter: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Callbacks for the events of a subscription."""
+    """The callbacks for the events of a subscription."""
 
-    # Called with the position of a message that is no longer held.
+    # A function of the position of a message that the owner no longer holds.
     lost: Callable[[int], None]
-    # Called when there are messages to fetch, or an error.
+    # A function to call when there are messages to fetch, or an error.
     news: Callable[[], None]
-    # Called when no call or task of the subscription still runs.
+    # A function to call when the last call and task of a closed subscription have ended.
     closed: Callable[[SqsSubscription], None]
 
 
 class Poller:
-    """Polls one queue in greenlets of one thread; `open` while a long poll is open.
+    """Polls one queue in greenlets of one thread; `open` is True during a long poll.
 
     =======  ==================================================================  ==================
     state    meaning                                                             next
@@ -118,7 +118,7 @@ class Poller:
             raise error
 
     def want(self) -> None:
-        """Poll as soon as possible: the owner has fetched every message."""
+        """Poll as soon as possible, because the owner has fetched every message."""
         self._wanted = True
         self._poll_if_possible()
 
@@ -128,8 +128,8 @@ class Poller:
 
     def poll_now(self) -> None:
         """Poll at once, because a sender rang the doorbell."""
-        # SQS may have sent the answer of an open poll before the ring: after an empty one, poll
-        # again.
+        # SQS may have sent the response of an open poll before the message. So after an empty
+        # response, poll again.
         self._rung = self.open
         if self._pause is not None and not self._failures:
             self._empty = 0
@@ -179,7 +179,7 @@ class Poller:
                 )
             finally:
                 self._expect(0)
-        except Exception as error:  # noqa: BLE001 - raised where rows are fetched
+        except Exception as error:  # noqa: BLE001 - `fetch` raises it
             self.open = False
             if not isinstance(error, UnreachableError):
                 self._attempts.answered()
@@ -207,7 +207,8 @@ class Poller:
 
     def _came(self, messages: Sequence[Received]) -> int:
         """Return the number of messages to keep, before their bodies are read from S3."""
-        # Keep at least one unless the claim has ended: messages may be larger than expected.
+        # Keep at least one message unless the claim has ended, because messages may be larger than
+        # expected.
         if self._closed:
             return 0
         count = self._how_many_fit([each.size or len(each.body) for each in messages])
@@ -224,7 +225,7 @@ class Poller:
         return len(sizes)
 
     def _owed(self, seconds: float) -> None:
-        """Remember that SQS will redeliver messages that the poller could not keep."""
+        """Record that SQS will redeliver messages that the poller could not keep."""
         self._owed_until = self._timing.clock() + seconds
         self._holding.in_doubt()
 
@@ -239,7 +240,7 @@ class Poller:
             return
         self._failures += 1
         self._error = error
-        self._holding.in_doubt()  # SQS may have sent messages in the lost answer
+        self._holding.in_doubt()  # the lost response may have had messages
         self._pause_for(RETRY_BACKOFF.delay(self._failures, self._timing.jitter()))
         self._owner.news()
 
@@ -285,7 +286,7 @@ class Poller:
 
 
 class SqsSubscription(Subscription):
-    """Holds the messages of a queue. Everything runs in greenlets of one thread."""
+    """Holds the messages of a queue. All its code runs in greenlets of one thread."""
 
     def __init__(
         self,
@@ -315,7 +316,7 @@ class SqsSubscription(Subscription):
         return SqsReader(self.fetch, after)
 
     def fetch(self, after: int, limit: int) -> list[Row]:
-        """Return held rows, and poll for more after the last; raise the error of the last poll."""
+        """Return held rows, or raise the last poll's error; poll for more after the last row."""
         self._poller.raise_error()
         rows = self._holding.rows(after, limit)
         self._fetched = rows[-1].position if rows else after
@@ -324,7 +325,7 @@ class SqsSubscription(Subscription):
         return rows
 
     def at_tip(self) -> bool:
-        # Fetched messages stay held while their key waits for an operator.
+        # Do not require that no messages are held, because a key may wait for an operator.
         return self._poller.is_at_tip() and not self._holding.has_rows(self._fetched)
 
     def behind_seconds(self) -> float | None:
@@ -363,7 +364,7 @@ class SqsSubscription(Subscription):
         self._closed = True
         self._poller.close()
         self._extensions.stop()
-        # The next owner should wait neither for unfinished messages nor for failing deletes.
+        # Begin both at once, because the next owner must not wait for a failing delete.
         self.begin(self._deletes.flush)
         self._release(self._holding.undone())
 
@@ -384,20 +385,20 @@ class SqsSubscription(Subscription):
         gevent.spawn(run)
 
     def poll_ended(self) -> None:
-        """Report the end of a closed subscription once all of its tasks have ended."""
-        self._check_confirmed()  # an empty answer may prove that messages were deleted
+        """Report the end of a closed subscription when all its tasks have ended."""
+        self._check_confirmed()  # an empty response may prove deletions
         if self._closed and not self._running and not self._poller.open:
             self._holding.poll.opened(None)
             self._callbacks.closed(self)
 
     def _check_confirmed(self) -> None:
-        """Tell the engine when it no longer needs the recorded names of done messages."""
+        """Tell the engine if it no longer needs the recorded names of done messages."""
         if self._has_told_names and not self._holding.unconfirmed():
             self._has_told_names = False
             self.on_confirmed()
 
     def received(self, messages: Sequence[Received], asked_at: float) -> int | None:
-        """Store the messages of a poll; return the number of new ones, None if it releases all."""
+        """Store the messages of a poll; return the number of new ones, None if none is kept."""
         taken = self._holding.take(messages, asked_at)
         self._holding.poll.opened(None)
         if taken.again:
@@ -423,8 +424,8 @@ class SqsSubscription(Subscription):
     def _keep_what_runs(self, due: Sequence[InFlightMessage]) -> list[InFlightMessage]:
         """Return the due messages to hold while jobs may not start; release all others."""
         # The queue is blocked, or another worker may own it and must be able to receive the
-        # messages. Release all of them, because a message that stays here would run before the
-        # released ones.
+        # messages. Release all messages whose jobs do not run, because a held message would run
+        # before released ones.
         running = self.in_flight()
         undone = self._holding.undone()
         self._release([held for held in undone if held.position not in running])

@@ -1,4 +1,4 @@
-"""The address of an SQS broker: sqs://REGION/PREFIX and its options."""
+"""The address of an SQS broker: sqs://REGION/PREFIX with options."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from qdo.brokers.aws.address import (
 BATCH = 10
 # The maximum time for which SQS hides a received message, including extensions.
 HOLD_SECONDS = 12 * 3600.0
-# The maximum bytes of body and attributes in SQS.
+# The maximum size of body and attributes in SQS, in bytes.
 MAX_SQS_MESSAGE = 1024 * 1024
 # The maximum length of a queue name in characters, including `.fifo`.
 MAX_SQS_NAME = 80
-# Suffix of the names of FIFO queues.
+# The suffix of FIFO queue names.
 FIFO = ".fifo"
 
 _SQS_FORM = "sqs://REGION/PREFIX"
@@ -34,16 +34,16 @@ _SQS_NAME = re.compile(r"[A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqsAddress:
-    """The queues of SQS whose names begin with a prefix."""
+    """The SQS queues whose names begin with a prefix."""
 
     region: str
     prefix: str
     # The full SQS name of qdo's dead-letter queue for standard queues.
     dead_letters: str
     endpoint: str | None = None
-    # (key, value); only queues with this tag are processed. None: all queues.
+    # The key and value of a tag; workers process only queues with this tag. None: all queues.
     tag: tuple[str, str] | None = None
-    # How long SQS hides a received message, before extensions.
+    # The visibility timeout: the time for which a receive or an extension hides a message.
     visibility_seconds: int = 60
     # The duration of one long poll.
     wait_seconds: int = 20
@@ -51,9 +51,9 @@ class SqsAddress:
     idle_seconds: float = 20.0
     # The type of queue that a send to a missing queue creates: None, standard or fifo.
     create: str = "none"
-    # The S3 bucket for bodies over `max_body`; None: such bodies are rejected.
+    # The S3 bucket for bodies over `max_body`; None: the sender rejects such bodies.
     bucket: str | None = None
-    # The maximum bytes of a body that is stored in SQS.
+    # The maximum size of a body in SQS, in bytes.
     max_body: int = 262144
 
     @property
@@ -62,7 +62,7 @@ class SqsAddress:
 
     @property
     def letter_queues(self) -> tuple[str, str]:
-        """Full SQS names of qdo's dead-letter queues for standard queues and for FIFO queues."""
+        """The full SQS names of qdo's dead-letter queues for standard and for FIFO queues."""
         return self.dead_letters, self.dead_letters + FIFO
 
 

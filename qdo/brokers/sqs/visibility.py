@@ -15,13 +15,13 @@ from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
 from qdo.brokers.sqs.url import BATCH
 from qdo.system.clock import clock as boot_clock
 
-# Short delays after failed extensions, because the visibility timeout is running.
+# The delays after failed extensions. They are short, because the visibility timeout is running.
 EXTEND_BACKOFF = Backoff(0.2, 2.0)
-# The maximum attempts to release a message, which becomes visible after its timeout anyway.
+# The maximum number of attempts to release a message. It becomes visible after its timeout anyway.
 TRIES = 4
-# The maximum time for which a done message waits to be deleted with others.
+# The maximum time for which a done message waits for others, to delete them in one call.
 LINGER_SECONDS = 0.5
-# Delays after failed calls.
+# The delays after failed calls.
 RETRY_BACKOFF = Backoff(0.2, 30.0)
 
 
@@ -35,7 +35,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedQueue:
-    """A queue with its held messages; `begin` runs a task in a separate greenlet."""
+    """A queue and its held messages; `begin` runs a task in a separate greenlet."""
 
     name: str
     api: SqsApi
@@ -50,8 +50,8 @@ class ConsumedQueue:
 class VisibilityExtender:
     """Extends the visibility timeouts of the messages that one owner holds.
 
-    :param choose: returns the due messages to hold.
-    :param lose: called with messages that another owner may have received.
+    :param choose: a function that returns the due messages to hold.
+    :param lose: a function of messages that another owner may have received.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class VisibilityExtender:
             self.schedule()
 
     def _extend_all(self) -> bool:
-        """Make one call for each ten due messages; return whether SQS answered all calls."""
+        """Make one call for each ten due messages; return whether all calls succeeded."""
         due, over = self._holding.extensions.due(self._clock())
         self._lose(over)
         chosen = self._choose(due)
@@ -127,7 +127,8 @@ class VisibilityExtender:
         answer = self._queue.api.extend(self._queue.name, batch)
         for held in answer.done:
             self._holding.extensions.extended(held, asked_at)
-        # If the owner received a message again meanwhile, it holds the message by a new receipt.
+        # If the owner has received a message again meanwhile, it holds the message by a new
+        # receipt.
         asked = dict(zip(map(id, batch), receipts, strict=True))
         self._lose([held for held in answer.refused if asked[id(held)] == held.receipt])
         return not answer.failed
@@ -135,8 +136,8 @@ class VisibilityExtender:
 
 def release(queue: ConsumedQueue, held: Sequence[InFlightMessage]) -> None:
     """Make messages visible again; return at once."""
-    # SQS delivers no message of a group while another message of the group is hidden. So the order
-    # in which messages become visible does not matter.
+    # While SQS hides a message, it delivers no other message of the group. So the order in which
+    # messages become visible does not matter.
     for each in held:
         queue.holding.released(each)
     for start in range(0, len(held), BATCH):
@@ -145,7 +146,7 @@ def release(queue: ConsumedQueue, held: Sequence[InFlightMessage]) -> None:
 
 
 def _release_batch(queue: ConsumedQueue, batch: Sequence[InFlightMessage]) -> None:
-    """Release messages; retry after failures, because the messages would wait otherwise."""
+    """Release messages; retry after failures, because the messages would stay hidden."""
     for failures in range(1, TRIES + 1):
         batch = queue.api.release(queue.name, batch).failed
         if not batch:
@@ -154,7 +155,7 @@ def _release_batch(queue: ConsumedQueue, batch: Sequence[InFlightMessage]) -> No
 
 
 class Deleter:
-    """Deletes done messages; calls `deleted` afterwards."""
+    """Deletes done messages; calls `deleted` after each call."""
 
     def __init__(self, queue: ConsumedQueue, deleted: Callable[[], None]) -> None:
         self._queue = queue
@@ -164,7 +165,7 @@ class Deleter:
         self._timer: Any = None
 
     def add(self, held: Sequence[InFlightMessage], at_once: bool = False) -> None:
-        """Delete messages in batches of ten, when no other message is held, or after a while."""
+        """Delete messages when ten are done, no other message is held, or some time has passed."""
         if not held:
             return
         self._waiting += held
@@ -178,7 +179,7 @@ class Deleter:
         self._queue.begin(self.flush)
 
     def flush(self) -> None:
-        """Delete all done messages; return when each is deleted or undeletable."""
+        """Delete all done messages; return when every message is deleted or undeletable."""
         timer = self._timer
         self._timer = None
         if timer is not None:
@@ -198,7 +199,7 @@ class Deleter:
                 self._deleted()
             for held in answer.refused:
                 # A newer receipt is valid. SQS delivers the message again, and the owner recognizes
-                # it.
+                # the message.
                 self._holding.undeletable(held)
             batch = list(answer.failed)
             if not batch:
