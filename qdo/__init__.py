@@ -1,10 +1,10 @@
 """qdo distributes many ordered queues across a fleet of workers; each queue has one owner.
 
 Public are the names of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.errors`,
-`qdo.idempotency`, `qdo.state`, `qdo.outbox`, `qdo.ingest`, `qdo.tracing`, `qdo.testing` and
-`qdo.dashboard`, and for tools those that the documentation of `qdo.ops.dead_letters`,
-`qdo.coordination.client` and `qdo.coordination.queue_admin` lists. Everything else is private and
-may change in any version.
+`qdo.idempotency`, `qdo.state`, `qdo.outbox`, `qdo.ingest`, `qdo.tracing`, `qdo.testing`,
+`qdo.dashboard` and `qdo.contrib.starlette`, and for tools those that the documentation of
+`qdo.ops.dead_letters`, `qdo.coordination.client` and `qdo.coordination.queue_admin` lists.
+Everything else is private and may change in any version.
 
 Names are loaded at first use: a program that only sends does not load the worker.
 """

@@ -484,3 +484,7 @@ class UnreadError(UnreachableError):
 
 class DashboardUnsafeError(UsageError):
     """the dashboard must {rule}; {remedy}"""
+
+
+class WebhookRefusedError(RejectedError):
+    """webhook {path} is refused: {reason}; answer its sender with the HTTP status {status}"""

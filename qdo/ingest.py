@@ -8,27 +8,50 @@ headers, but cannot sign another body.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from qdo.encoding import CONTENT_TYPE, JsonText, is_json, is_json_text
-from qdo.errors import MessageTooLargeError, QdoError, UnsupportedError, UsageError
+from qdo.errors import (
+    MessageTooLargeError,
+    QdoError,
+    UnsupportedError,
+    UsageError,
+    WebhookRefusedError,
+)
 from qdo.sending.messages import NewMessage, build_outgoing
 from qdo.sending.sender import Sender
-from qdo.system.web_server import Admission, WsgiApp
+from qdo.system.web_server import (
+    MOST_BODIES_BYTES,
+    REQUEST_SECONDS,
+    SMALL_BODY_BYTES,
+    Admission,
+    WsgiApp,
+)
+from qdo.text import did_you_mean
 from qdo.webhook_signatures import SCHEMES, Headers
-from qdo.webhooks import DeclaredWebhook
 
 _MORE_HEADERS = {405: ("Allow", "POST"), 503: ("Retry-After", "5")}
 _is_plain = re.compile("[ -~]+").fullmatch
+# Headers that WSGI names without HTTP_.
+_WITHOUT_PREFIX = (CONTENT_TYPE, "content-length")
+_is_length = re.compile("[0-9]+").fullmatch
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+# The parts of ASGI that a receiver uses.
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def wsgi(app: Sender) -> WebhookEndpoints:
@@ -42,8 +65,86 @@ def wsgi(app: Sender) -> WebhookEndpoints:
     return WebhookEndpoints(app, {path: each.keys() for path, each in app.webhooks.items()})
 
 
+def asgi(app: Sender) -> AsgiEndpoints:
+    """Return an ASGI app that receives the webhooks of an app, to serve or mount.
+
+    It checks and answers requests as `wsgi` does, and uses no thread for a request.
+
+    >>> from qdo.ingest import asgi
+    >>> web.mount("/hooks", asgi(app))
+
+    :raises UsageError: as `wsgi`.
+    """
+    return AsgiEndpoints(wsgi(app))
+
+
+def verify(app: Sender, path: str, headers: Mapping[str, str], body: bytes) -> Webhook:
+    """Verify a request that an endpoint of your own received.
+
+    >>> webhook = qdo.ingest.verify(app, "/github", request.headers, request.body)
+    >>> webhook.send()
+
+    :param path: the path of a declared webhook; the path of the endpoint may be another one.
+    :param body: the raw bytes of the request, which the sender signed.
+    :raises WebhookRefusedError: the signature is not valid, or the body has too many bytes.
+        `details` has the HTTP `status` of the answer.
+    :raises UsageError: the app has no such webhook, or its secret is missing or invalid.
+    """
+    endpoints = endpoints_of(app, path)
+    lower = {name.lower(): text for name, text in headers.items()}
+    lower.pop("transfer-encoding", None)  # the server has decoded the body
+    lower["content-length"] = str(len(body))
+    status = endpoints.status_of_head("POST", path, lower)
+    if status := status or endpoints.status_of_body(path, lower, body):
+        raise refusal(path, status)
+    return endpoints.webhook(path, lower, body)
+
+
+def endpoints_of(app: Sender, path: str) -> WebhookEndpoints:
+    """Return endpoints with one path; raise UsageError if the app has no webhook for it."""
+    if path not in app.webhooks:
+        hint = did_you_mean(path, app.webhooks)
+        raise UsageError(reason=f"app {app.name!r} has no webhook for {path!r:.100}{hint}")
+    return WebhookEndpoints(app, {path: app.webhooks[path].keys()})
+
+
+def refusal(path: str, status: int) -> WebhookRefusedError:
+    return WebhookRefusedError(path=path, status=status, reason=HTTPStatus(status).phrase)
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """A verified webhook.
+
+    :ivar path: the path that the app declares.
+    :ivar body: the signed bytes.
+    :ivar message: the message that `send` stores; its headers describe the event.
+    :ivar key: recognizes a repetition. None: a repeated webhook looks like a new one.
+    """
+
+    path: str
+    body: bytes
+    message: NewMessage
+    key: str | None
+    _app: Sender
+    _on_unsupported: Callable[[UnsupportedError], None]
+
+    def send(self, *, connection: Any = None) -> str:
+        """Store the webhook as a message, unless an earlier attempt was stored; return its id.
+
+        :param connection: as in `App.send`.
+        """
+        outgoing = [build_outgoing(self.message)]
+        return self._app._store_once(outgoing, [self.key], self._on_unsupported, connection)[0]
+
+    async def asend(self) -> str:
+        """Store the webhook like `send`, without blocking the loop."""
+        outgoing = [build_outgoing(self.message)]
+        return (await self._app._astore_once(outgoing, [self.key], self._on_unsupported))[0]
+
+
 class WebhookEndpoints:
-    """The WSGI app of `wsgi`.
+    """The WSGI app of `wsgi`, and the decisions about each request.
 
     :param keys: the keys that verify the requests of each path.
     """
@@ -55,100 +156,157 @@ class WebhookEndpoints:
         self._counts: Counter[tuple[str, int]] = Counter()
         self._refused = False
         self._repeated: set[str] = set()
+        self._body_bytes = 0
 
     def __call__(
         self, environ: Mapping[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        return self._answer(environ, self._status(environ))({}, start_response)
+        path = environ.get("PATH_INFO", "")
+        headers = _headers_of(environ)
+        status = self.status_of_head(environ["REQUEST_METHOD"], path, headers)
+        if status is None:
+            body = environ["wsgi.input"].read(int(headers["content-length"]))
+            status = self.status_of_body(path, headers, body)
+        return self._answer(path, status or self.store(path, headers, body))({}, start_response)
 
     def admit(self, environ: Mapping[str, Any]) -> Admission:
         """Accept or reject a request by its head, before a server reads the body."""
-        status = self._status_of_head(environ)
+        path = environ.get("PATH_INFO", "")
+        status = self.status_of_head(environ["REQUEST_METHOD"], path, _headers_of(environ))
         if status is not None:
-            return Admission(self._answer(environ, status))
-        webhook = self._app.webhooks[environ["PATH_INFO"]]
+            return Admission(self._answer(path, status))
+        webhook = self._app.webhooks[path]
         return Admission(None, webhook.max_bytes, webhook.queue)
 
-    def _answer(self, environ: Mapping[str, Any], code: int) -> WsgiApp:
-        """Count a status, and return a WSGI app that answers with this status."""
+    def answer(self, path: str, code: int) -> tuple[list[tuple[str, str]], bytes]:
+        """Count a status; return the headers and the body of the answer."""
         status = HTTPStatus(code)
-        path = environ.get("PATH_INFO", "")
         if status != 200:  # skip health checks of a load balancer
             with self._lock:
                 self._counts[path if path in self._app.webhooks else "other paths", status] += 1
         more = [each for code, each in _MORE_HEADERS.items() if code == status]
+        return [("Content-Type", "text/plain"), *more], f"{status.phrase}\n".encode()
+
+    def _answer(self, path: str, code: int) -> WsgiApp:
+        headers, body = self.answer(path, code)
 
         def answer(_: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
-            start_response(
-                f"{status.value} {status.phrase}", [("Content-Type", "text/plain"), *more]
-            )
-            return [f"{status.phrase}\n".encode()]
+            start_response(f"{code} {HTTPStatus(code).phrase}", headers)
+            return [body]
 
         return answer
 
-    def _status_of_head(self, environ: Mapping[str, Any]) -> int | None:
+    def status_of_head(self, method: str, path: str, headers: Headers) -> int | None:
         """Return the status of a request if its head decides it, else None."""
-        path = environ.get("PATH_INFO", "")
         webhook = self._app.webhooks.get(path)
         if webhook is None:
             return 200 if path == "/healthz" else 404
-        if environ["REQUEST_METHOD"] != "POST":
+        if method != "POST":
             return 405
-        if not environ.get("CONTENT_LENGTH"):
+        length = headers.get("content-length", "")
+        if not length or "transfer-encoding" in headers:
             return 411
-        if not 0 <= int(environ["CONTENT_LENGTH"]) <= webhook.max_bytes:
-            return 413
-        scheme = SCHEMES[webhook.verify]
-        return None if scheme.may_verify(_headers_of(environ), time.time()) else 401
-
-    def _status(self, environ: Mapping[str, Any]) -> int:
-        if (status := self._status_of_head(environ)) is not None:
-            return status
-        path = environ["PATH_INFO"]
-        length = int(environ["CONTENT_LENGTH"])
-        webhook = self._app.webhooks[path]
-        headers = _headers_of(environ)
-        body = environ["wsgi.input"].read(length)
-        if len(body) != length:  # some servers forward incomplete bodies
+        if not _is_length(length):
             return 400
-        if not SCHEMES[webhook.verify].verifies(self._keys[path], headers, body, time.time()):
-            return 401
-        return self.store(webhook, {**headers, CONTENT_TYPE: environ.get("CONTENT_TYPE", "")}, body)
+        if len(length) > 9 or int(length) > webhook.max_bytes:  # it may have any number of zeros
+            return 413
+        return None if SCHEMES[webhook.verify].may_verify(headers, time.time()) else 401
 
-    def store(self, webhook: DeclaredWebhook, headers: Headers, body: bytes) -> int:
-        """Store a verified webhook; return the status of the answer."""
+    def status_of_body(self, path: str, headers: Headers, body: bytes) -> int | None:
+        """Return the status of a request that its body decides, or None if it is verified."""
+        if len(body) != int(headers["content-length"]):  # some servers forward incomplete bodies
+            return 400
+        scheme = SCHEMES[self._app.webhooks[path].verify]
+        return None if scheme.verifies(self._keys[path], headers, body, time.time()) else 401
+
+    def webhook(self, path: str, headers: Headers, body: bytes) -> Webhook:
+        """Return the webhook of a verified request."""
+        declared = self._app.webhooks[path]
         kind = headers.get(CONTENT_TYPE, "")
         is_value = (is_json(kind) or not kind) and is_json_text(body)
-        names = SCHEMES[webhook.verify].passed_on
+        names = SCHEMES[declared.verify].passed_on
         if is_value or not is_json(kind):  # a body that falsely claims to be JSON becomes bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
-        message = NewMessage(webhook.queue, JsonText(body) if is_value else body, headers=kept)
+        message = NewMessage(declared.queue, JsonText(body) if is_value else body, headers=kept)
+        identity = SCHEMES[declared.verify].identity(headers, body)
+        key = None
+        if identity is not None:
+            key = hashlib.sha256(path.encode() + b"\0" + identity).hexdigest()
+        return Webhook(path, body, message, key, self._app, partial(self._warn, path))
+
+    def store(self, path: str, headers: Headers, body: bytes) -> int:
+        """Store a verified webhook; return the status of the answer."""
+        webhook = self.webhook(path, headers, body)
         try:
-            self._send(webhook, SCHEMES[webhook.verify].identity(headers, body), message)
-        except MessageTooLargeError:
-            return 413
+            webhook.send()
         except QdoError as error:
-            if not self._refused:
-                place = f"{webhook.path} in queue {webhook.queue}"
-                _log.warning("cannot store webhooks of %s: %s; their senders get 503", place, error)
-            self._refused = True
-            return 503
+            return self._status_of_error(webhook, error)
         self._refused = False
         return 202
 
-    def _send(self, webhook: DeclaredWebhook, identity: bytes | None, message: NewMessage) -> None:
-        path = webhook.path
-        if identity is None or path in self._repeated:
-            self._app.send_many([message])
-            return
+    async def astore(self, webhook: Webhook) -> int:
+        """Store a webhook like `store`, without blocking the loop."""
+        try:
+            await webhook.asend()
+        except QdoError as error:
+            return self._status_of_error(webhook, error)
+        self._refused = False
+        return 202
 
-        def on_unsupported(error: UnsupportedError) -> None:
+    def _status_of_error(self, webhook: Webhook, error: QdoError) -> int:
+        if isinstance(error, MessageTooLargeError):
+            return 413
+        if not self._refused:
+            place = f"{webhook.path} in queue {webhook.message.queue}"
+            _log.warning("cannot store webhooks of %s: %s; their senders get 503", place, error)
+        self._refused = True
+        return 503
+
+    def _warn(self, path: str, error: UnsupportedError) -> None:
+        if path not in self._repeated:
             self._repeated.add(path)
             _log.warning("repeated webhooks of %s are stored again: %s", path, error)
 
-        digest = hashlib.sha256(path.encode() + b"\0" + identity).hexdigest()
-        self._app._store_once([build_outgoing(message)], [digest], on_unsupported)
+    async def areceive(
+        self,
+        method: str,
+        path: str,
+        headers: Headers,
+        parts: AsyncIterator[bytes],
+        use: Callable[[Webhook], Awaitable[_Result]],
+    ) -> int | _Result:
+        """Return the result of `use` for a verified webhook, or else the status of the answer.
+
+        :param parts: the body as it arrives.
+        """
+        status = self.status_of_head(method, path, headers)
+        if status is not None:
+            return status
+        body = bytearray()
+        try:
+            status = await self._read(parts, int(headers["content-length"]), body)
+            whole = bytes(body)
+            status = status or self.status_of_body(path, headers, whole)
+            return status or await use(self.webhook(path, headers, whole))
+        finally:
+            self._body_bytes -= len(body)
+
+    async def _read(self, parts: AsyncIterator[bytes], length: int, body: bytearray) -> int | None:
+        """Read a body within the limits of `qdo ingest`; return a status if it exceeds them."""
+        # Count only received bytes: a client that announces a large body takes no room from others.
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                async for part in parts:
+                    body += part
+                    self._body_bytes += len(part)
+                    if len(body) > length:
+                        return 400
+                    if length > SMALL_BODY_BYTES and self._body_bytes > MOST_BODIES_BYTES:
+                        return 503
+        except TimeoutError:
+            return 408
+        return None
 
     def log_counts(self) -> None:
         """Log the number of requests with each status since the last call, if there were any."""
@@ -160,9 +318,59 @@ class WebhookEndpoints:
             _log.info("webhooks answered: %s", ", ".join(texts))
 
 
+class AsgiEndpoints:
+    """The ASGI app of `asgi`."""
+
+    def __init__(self, endpoints: WebhookEndpoints) -> None:
+        self._endpoints = endpoints
+        self.log_counts = endpoints.log_counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
+        if scope["type"] != "http":  # a server goes on without the lifespan of this app
+            raise UsageError(reason=f"a receiver must get HTTP requests, got {scope['type']}")
+        # A framework that mounts an app leaves the whole path in the scope, and names its begin.
+        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+        status = await self._endpoints.areceive(
+            scope["method"],
+            path,
+            combined(scope["headers"]),
+            _parts(receive),
+            self._endpoints.astore,
+        )
+        headers, body = self._endpoints.answer(path, status)
+        raw = [(name.lower().encode(), text.encode()) for name, text in headers]
+        raw.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the parts of a body; end early if the client disconnects."""
+    more = True
+    while more:
+        event = await receive()
+        yield event.get("body", b"")
+        more = event.get("more_body", False)
+
+
+def combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers by name in lower case; a repeated one has all values, as in WSGI."""
+    found: dict[str, str] = {}
+    for raw, value in headers:
+        name = raw.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        found[name] = f"{found[name]},{text}" if name in found else text
+    return found
+
+
 def _headers_of(environ: Mapping[str, Any]) -> dict[str, str]:
-    return {
+    headers = {
         name[5:].replace("_", "-").lower(): text
         for name, text in environ.items()
         if name.startswith("HTTP_")
     }
+    own = {name: environ.get(name.upper().replace("-", "_"), "") for name in _WITHOUT_PREFIX}
+    return {**headers, **own}

@@ -290,7 +290,7 @@ class TestKit(Results):
             return 404
         lower = {name.lower(): text for name, text in (headers or {}).items()}
         data = body if isinstance(body, bytes) else encode_body(path, body)
-        return WebhookEndpoints(self.app, {}).store(self.app.webhooks[path], lower, data)
+        return WebhookEndpoints(self.app, {}).store(path, lower, data)
 
     def run_until_idle(self) -> None:
         """Run all jobs that can run now, without moving the clock.

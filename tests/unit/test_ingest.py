@@ -10,7 +10,7 @@ import pytest
 
 from qdo import App
 from qdo.errors import UsageError
-from qdo.ingest import wsgi
+from qdo.ingest import asgi, wsgi
 from qdo.testing import TestKit
 from tests.support.webhook_sender import SECRET, deliver, signed
 
@@ -86,16 +86,23 @@ def test_a_secret_must_be_there(
         ("/github", {"CONTENT_LENGTH": ""}, 411),
         ("/github", {"CONTENT_LENGTH": "201"}, 413),
         ("/github", {"CONTENT_LENGTH": "9"}, 400),
+        ("/github", {"HTTP_TRANSFER_ENCODING": "chunked"}, 411),
         ("/github/", {}, 404),
         ("/healthz", {"REQUEST_METHOD": "GET"}, 200),
     ],
 )
+@pytest.mark.parametrize("kind", [wsgi, asgi])
 def test_each_request_gets_its_status(
-    app: App, path: str, environ: dict[str, str], status: int, caplog: pytest.LogCaptureFixture
+    app: App,
+    kind: Any,
+    path: str,
+    environ: dict[str, str],
+    status: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """And counts, except for health checks; the log has a line for all of them."""
     with TestKit(app, without_job="*") as kit, caplog.at_level(logging.INFO):
-        endpoints = wsgi(app)
+        endpoints = kind(app)
         assert deliver(endpoints, path, BODY, signed("github", BODY), **environ) == status
         assert kit.broker.catalog.names() == (["github"] if status == 202 else [])
         endpoints.log_counts()

@@ -35,7 +35,7 @@ LAYERS = (
     {"sending", "demo"},
     {"ingest", "operators", "requests"},
     {"app"},
-    {"loading", "outbox", "tracing"},
+    {"contrib", "loading", "outbox", "tracing"},
     {"worker"},
     {"dashboard"},
     {"cli", "testing"},
@@ -55,6 +55,7 @@ ALLOWED = {
     "flask": ("dashboard/",),
     "rich": ("cli/", "demo/"),
     "prometheus_client": ("worker/metrics/",),
+    "starlette": ("contrib/",),
 }
 """A library, and the folders that may import it."""
 PURE = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,20 @@ import pytest
 
 from qdo import App
 from qdo.brokers.base import Broker
-from qdo.ingest import WebhookEndpoints, wsgi
+from qdo.ingest import Webhook, WebhookEndpoints, asgi, wsgi
 from tests.support.brokers import LOGS, opening
 from tests.support.webhook_sender import SECRET, SIGNED, deliver, signed
 
 WEBHOOKS, ATTEMPTS = 40, 4
 """Webhooks of each scheme, and how often each is sent."""
-Receivers = tuple[list[WebhookEndpoints], Broker]
+Receivers = tuple[list[Callable[..., Any]], Broker]
 
 
 @pytest.fixture(params=LOGS)
 def receivers(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Receivers]:
-    """Two receivers of one app, each with a connection of its own to the broker."""
+    """A WSGI and an ASGI receiver of one app, each with its own connection to the broker."""
     monkeypatch.setenv("SECRET", SECRET)
     with opening(request.param, tmp_path, request) as connect, ExitStack() as stack:
         apps = [App("app", max_body_bytes=1000) for _ in range(2)]
@@ -37,7 +38,7 @@ def receivers(
             stack.enter_context(app.override_broker(connect(), app.settings))
             for scheme in SIGNED:
                 app.webhook(f"/{scheme}", queue=scheme, verify=scheme, secret="env:SECRET")
-        yield [wsgi(app) for app in apps], connect()
+        yield [wsgi(apps[0]), asgi(apps[1])], connect()
 
 
 def check(receivers: Receivers) -> None:
@@ -68,16 +69,25 @@ def test_answers_and_messages_agree(receivers: Receivers) -> None:
     check(receivers)
 
 
-STORE, SEND = WebhookEndpoints.store, WebhookEndpoints._send
+STORE, ASTORE, WEBHOOK = (
+    WebhookEndpoints.store,
+    WebhookEndpoints.astore,
+    WebhookEndpoints.webhook,
+)
+
+
+async def answered_first(self: WebhookEndpoints, webhook: Webhook) -> int:
+    return await ASTORE(self, webhook) and 202
 
 
 @pytest.mark.parametrize(
     ("name", "new"),
     [
         ("store", lambda *given: STORE(*given) and 202),
-        ("_send", lambda self, webhook, _, content: SEND(self, webhook, None, content)),
+        ("astore", answered_first),
+        ("webhook", lambda *given: replace(WEBHOOK(*given), key=None)),
     ],
-    ids=["W1: answer before the store", "W3: no deduplication key"],
+    ids=["W1: answer before the store", "W1 on asyncio", "W3: no deduplication key"],
 )
 def test_each_rule_is_needed(
     receivers: Receivers, name: str, new: Any, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,192 @@
+"""Hostile requests to the ASGI receiver and to endpoints that verify for themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from fastapi.testclient import TestClient
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.websockets import WebSocketDisconnect
+
+from qdo import App, ingest
+from qdo.contrib.starlette import verified
+from qdo.errors import DatabaseError, MessageTooLargeError, UsageError, WebhookRefusedError
+from qdo.ingest import Webhook, asgi, verify
+from qdo.testing import TestKit
+from tests.support.webhook_sender import SECRET, answer_of, signed
+
+BODY = b'{"n": 1}'
+SIGNED = {
+    "content-type": "application/json",
+    "content-length": str(len(BODY)),
+    **signed("github", BODY),
+}
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> App:
+    monkeypatch.setenv("SECRET", SECRET)
+    app = App("hooks", max_body_bytes=100_000)
+    app.webhook("/github", queue="github", verify="github", secret="env:SECRET", max_bytes=200_000)
+    return app
+
+
+@pytest.fixture
+def kit(app: App) -> Iterator[TestKit]:
+    with TestKit(app, without_job="*") as kit:
+        yield kit
+
+
+def scope(headers: dict[str, str], *more: tuple[bytes, bytes], **changed: Any) -> dict[str, Any]:
+    raw = [(name.encode(), text.encode()) for name, text in headers.items()]
+    return {"type": "http", "method": "POST", "path": "/github", "headers": [*raw, *more]} | changed
+
+
+@pytest.mark.parametrize(
+    ("headers", "parts", "end", "status"),
+    [
+        ({}, [BODY[:3], b"", BODY[3:]], "more", 202),
+        ({}, [BODY[:3]], "gone", 400),
+        ({}, [BODY[:3]], "slow", 408),
+        ({}, [BODY, b"x"], "slow", 400),
+        ({}, [BODY[:-1] + b" "], "more", 401),
+        *(({"content-length": each}, [BODY], "slow", 400) for each in ("-1", "8,8", "8.0", "+8")),
+        ({"content-length": "9" * 5000}, [], "slow", 413),
+        ({"content-length": "200001"}, [], "slow", 413),
+        ({"content-length": "40000"}, [b"x" * 39_999], "slow", 503),
+    ],
+)
+def test_a_hostile_request_gets_its_status(
+    app: App,
+    kit: TestKit,
+    headers: dict[str, str],
+    parts: list[bytes],
+    end: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once if more bytes cannot help; the next request has the room of this one."""
+    monkeypatch.setattr(ingest, "REQUEST_SECONDS", 0.05 if status == 408 else 60.0)
+    monkeypatch.setattr(ingest, "MOST_BODIES_BYTES", 39_000)
+    receiver = asgi(app)
+
+    async def play() -> None:
+        answer = await answer_of(receiver, scope({**SIGNED, **headers}), parts, end)
+        assert answer[0] == status
+        assert (b"retry-after" in answer[1]) == (status == 503)
+        assert (await answer_of(receiver, scope(SIGNED), [BODY]))[0] == 202
+
+    asyncio.run(play())
+    assert len(kit.waiting("github")) == 1
+
+
+def test_repeated_headers_are_ambiguous(app: App, kit: TestKit) -> None:
+    receiver = asgi(app)
+    answers = [
+        asyncio.run(answer_of(receiver, scope(SIGNED, (name.encode(), b"8")), [BODY]))[0]
+        for name in SIGNED
+    ]
+    assert answers == [202, 400, 401, 202]
+    assert len(kit.waiting("github")) == 1
+
+
+def test_bodies_count_until_they_are_stored(
+    app: App, kit: TestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that does not answer cannot fill the memory; each request holds its own bytes."""
+    monkeypatch.setattr(ingest, "MOST_BODIES_BYTES", 80_000)
+    body = b"x" * 60_000
+    headers = {"content-length": str(len(body)), **signed("github", body)}
+    begun = asyncio.Event()
+    over = asyncio.Event()
+    calls: list[Any] = []
+
+    async def store(messages: Any) -> list[str]:
+        calls.append(messages)
+        begun.set()
+        await over.wait()
+        raise DatabaseError(path="x", reason="it is away")
+
+    monkeypatch.setattr(kit.broker, "asend_many", store)
+    receiver = asgi(app)
+
+    async def play() -> None:
+        first = asyncio.create_task(answer_of(receiver, scope(headers), [body]))
+        await begun.wait()
+        assert (await answer_of(receiver, scope(headers), [body]))[0] == 503
+        over.set()
+        assert (await first)[0] == 503
+        assert (await answer_of(receiver, scope(headers), [body]))[0] == 503
+
+    asyncio.run(play())
+    assert len(calls) == 2, "the second one had no room"
+
+
+@pytest.mark.parametrize("root", ["", "/shop"])
+def test_it_is_mounted_below_a_path(app: App, kit: TestKit, root: str) -> None:
+    """And its framework below that of a proxy, as with ``uvicorn --root-path /shop``."""
+    web = Starlette(routes=[Mount("/hooks", asgi(app))])
+    with TestClient(web, root_path=root) as client:
+        got = client.post(f"{root}/hooks/github", content=BODY, headers=SIGNED)
+        assert got.status_code == 202
+        assert client.get(f"{root}/hooks/healthz").text == "OK\n"
+        assert client.post(f"{root}/github", content=BODY, headers=SIGNED).status_code == 404
+        socket = client.websocket_connect(f"{root}/hooks/github")
+        with pytest.raises(WebSocketDisconnect), socket:
+            pass
+
+
+def test_it_has_no_lifespan(app: App) -> None:
+    """A server that offers one goes on without."""
+    with pytest.raises(UsageError):
+        asyncio.run(asgi(app)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_parsed", [False, True])
+def test_an_endpoint_verifies_for_itself(app: App, kit: TestKit, is_parsed: bool) -> None:
+    """Also if FastAPI has read the body for another parameter; the schema has the endpoint."""
+    web = FastAPI()
+    signature = Depends(verified(app, "/github"))
+
+    async def plain(webhook: Webhook = signature) -> str:
+        return await webhook.asend()
+
+    async def parsed(event: dict[str, int], webhook: Webhook = signature) -> str:
+        assert event == {"n": 1}
+        return await webhook.asend()
+
+    web.post("/in")(parsed if is_parsed else plain)
+    with TestClient(web) as client:
+        ids = {client.post("/in", content=BODY, headers=SIGNED).text for _ in range(2)}
+        assert len(ids) == 1, "the second one is a repetition"
+        refused = client.post("/in", content=BODY + b" ", headers=SIGNED | {"content-length": "9"})
+        assert refused.status_code == 401
+        assert refused.json() == {"detail": "Unauthorized"}
+        chunks = client.post(
+            "/in", content=iter([BODY]), headers={"content-type": "application/json"}
+        )
+        assert chunks.status_code == 411
+        assert "post" in client.get("/openapi.json").json()["paths"]["/in"]
+    assert kit.waiting("github") == [{"n": 1}]
+
+
+def test_a_request_of_any_framework_is_verified(app: App, kit: TestKit) -> None:
+    webhook = verify(app, "/github", {"X-Hub-Signature-256": SIGNED["x-hub-signature-256"]}, BODY)
+    assert webhook.body == BODY
+    assert webhook.send() == webhook.send()
+    assert len(kit.waiting("github")) == 1
+    for headers, body, status in (({}, BODY, 401), (SIGNED, b"x" * 200_001, 413)):
+        with pytest.raises(WebhookRefusedError) as found:
+            verify(app, "/github", headers, body)
+        assert found.value.details["status"] == status
+    large = b"x" * 150_000
+    with pytest.raises(MessageTooLargeError):
+        verify(app, "/github", signed("github", large), large).send()
+    for make in (verify, verified):
+        with pytest.raises(UsageError):
+            make(app, "/gitub", *(({}, b"") if make is verify else ()))
