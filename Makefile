@@ -131,4 +131,4 @@ browser:
 	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 clean:
-	rm -rf $(VENV) .audit .smoke build dist docs/_build tests/screenshots *.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis
+	rm -rf $(VENV) .audit .smoke build dist docs/_build tests/screenshots src/*.egg-info .pytest_cache .mypy_cache .dmypy.json .ruff_cache .hypothesis

@@ -15,9 +15,9 @@ def read(name: str) -> str:
 
 def version() -> str:
     """Return the version without importing the package, which needs its dependencies."""
-    found = re.search(r'^__version__ = "([^"]+)"', read("qdo/_version.py"), re.MULTILINE)
+    found = re.search(r'^__version__ = "([^"]+)"', read("src/qdo/_version.py"), re.MULTILINE)
     if found is None:
-        raise SystemExit("qdo/_version.py does not set __version__")
+        raise SystemExit("src/qdo/_version.py does not set __version__")
     return found.group(1)
 
 
@@ -90,10 +90,11 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     # Nothing but qdo: other projects have a package `workers`, too. The folder of that name is
-    # installed as qdo.programs, to which the link qdo/programs points. An editable installation has
-    # a hook for imports for the same reason: a plain path would save each start of Python 13 ms,
-    # and put `workers`, `tests` and `docs` of this folder before those of an app.
-    packages=find_packages(include=["qdo", "qdo.*"]),
+    # installed as qdo.programs, to which the link qdo/programs points. src/ has a link to qdo and
+    # nothing else, so that an editable installation is a path, which type checkers and editors
+    # follow. The path of this folder would offer its `workers`, `tests` and `docs` to every app.
+    packages=find_packages("src"),
+    package_dir={"": "src"},
     package_data={
         "qdo": ["py.typed"],
         "qdo.postgresql": ["schema.sql", "functions.sql"],

@@ -24,6 +24,7 @@ EXTRAS = "aws,dashboard,encryption,http,metrics,postgresql,sasl,sql,tracing"
 """All that modules of qdo import."""
 FOLDER = ROOT / ".smoke"
 SOURCES = (
+    "src",
     "qdo",
     "workers",
     "config",
