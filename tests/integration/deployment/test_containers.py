@@ -170,7 +170,7 @@ def test_sigterm_drains_a_container_within_its_grace(fleet: ContainerFleet) -> N
     states = ("sh", "-c", "cat /proc/[0-9]*/stat")
     wait_until(lambda: ") Z " not in worker.run(*states)[1], "the orphan is reaped")
     os.kill(worker.pid, signal.SIGTERM)
-    worker.proc.wait_for_line("step 2: 1 message")
+    worker.proc.wait_for_line("step 2: .* 1 message")
     assert worker.run("touch", "/tmp/go-on")[0] == 0
     grace = seconds(fleet.compose.services["worker"]["stop_grace_period"])
     assert worker.proc.wait(grace) == 0, worker.proc.output
