@@ -317,7 +317,13 @@ def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ens
 def shared_postgresql(shared_folder: Path) -> Iterator[SharedPostgresql]:
     """One PostgreSQL server for all tests of a run; nothing may stop it."""
     commands.require()
-    with shared(shared_folder, "postgresql", start_postgresql) as found:
+    with (
+        shared(shared_folder, "postgresql", start_postgresql) as found,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # A busy machine may stop the process of the tests for a second in a transaction. The server
+        # then ends its connection, and a call that does not retry fails.
+        patch.setattr("qdo.coordination.sql.postgresql_store.IDLE_SECONDS", 5.0)
         folder = str(Path(found["log"]).parent)
         server = SharedPostgresql(PostgresqlAddress(found["port"], folder), found["log"])
         _running_postgresql.append(server)
