@@ -16,11 +16,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+from qdo.brokers.base import LASTING_DEDUP_SECONDS
 from qdo.encoding import CONTENT_TYPE, JsonText, is_json, is_json_text
 from qdo.errors import (
     MessageTooLargeError,
@@ -29,7 +29,7 @@ from qdo.errors import (
     UsageError,
     WebhookRefusedError,
 )
-from qdo.sending.messages import NewMessage, build_outgoing
+from qdo.sending.messages import NewMessage
 from qdo.sending.sender import Sender
 from qdo.system.web_server import (
     MOST_BODIES_BYTES,
@@ -65,24 +65,39 @@ def wsgi(app: Sender) -> WebhookEndpoints:
     return WebhookEndpoints(app, {path: each.keys() for path, each in app.webhooks.items()})
 
 
-def asgi(app: Sender) -> AsgiEndpoints:
+def asgi(app: Sender) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """Return an ASGI app that receives the webhooks of an app, to serve or mount.
 
     It checks and answers requests as `wsgi` does, and uses no thread for a request.
 
-    >>> from qdo.ingest import asgi
-    >>> web.mount("/hooks", asgi(app))
+    >>> web.mount("/hooks", qdo.ingest.asgi(app))
 
     :raises UsageError: as `wsgi`.
     """
-    return AsgiEndpoints(wsgi(app))
+    endpoints = wsgi(app)
+
+    async def receiver(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # refused by a server that offers a lifespan: it has none
+            await send({"type": "websocket.close"})
+            return
+        # A framework that mounts an app leaves the whole path in the scope, and names its begin.
+        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
+        headers = headers_of(scope)
+        parts = _parts(receive)
+        status = await endpoints.areceive(scope["method"], path, headers, parts, endpoints.astore)
+        more, body = endpoints.answer(path, status)
+        raw = [(name.lower().encode(), text.encode()) for name, text in more]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": body})
+
+    return receiver
 
 
-def verify(app: Sender, path: str, headers: Mapping[str, str], body: bytes) -> Webhook:
-    """Verify a request that an endpoint of your own received.
+def verify(app: Sender, path: str, headers: Mapping[str, str], body: bytes) -> NewMessage:
+    """Verify a webhook at an endpoint of your own, and return the message that stores it once.
 
-    >>> webhook = qdo.ingest.verify(app, "/github", request.headers, request.body)
-    >>> webhook.send()
+    >>> message = qdo.ingest.verify(app, "/github", request.headers, request.body)
+    >>> app.send_many([message])
 
     :param path: the path of a declared webhook; the path of the endpoint may be another one.
     :param body: the raw bytes of the request, which the sender signed.
@@ -96,8 +111,9 @@ def verify(app: Sender, path: str, headers: Mapping[str, str], body: bytes) -> W
     lower["content-length"] = str(len(body))
     status = endpoints.status_of_head("POST", path, lower)
     if status := status or endpoints.status_of_body(path, lower, body):
-        raise refusal(path, status)
-    return endpoints.webhook(path, lower, body)
+        reason = HTTPStatus(status).phrase
+        raise WebhookRefusedError(path=path, status=status, reason=reason)
+    return endpoints.message(path, lower, body)
 
 
 def endpoints_of(app: Sender, path: str) -> WebhookEndpoints:
@@ -106,41 +122,6 @@ def endpoints_of(app: Sender, path: str) -> WebhookEndpoints:
         hint = did_you_mean(path, app.webhooks)
         raise UsageError(reason=f"app {app.name!r} has no webhook for {path!r:.100}{hint}")
     return WebhookEndpoints(app, {path: app.webhooks[path].keys()})
-
-
-def refusal(path: str, status: int) -> WebhookRefusedError:
-    return WebhookRefusedError(path=path, status=status, reason=HTTPStatus(status).phrase)
-
-
-@dataclass(frozen=True, slots=True)
-class Webhook:
-    """A verified webhook.
-
-    :ivar path: the path that the app declares.
-    :ivar body: the signed bytes.
-    :ivar message: the message that `send` stores; its headers describe the event.
-    :ivar key: recognizes a repetition. None: a repeated webhook looks like a new one.
-    """
-
-    path: str
-    body: bytes
-    message: NewMessage
-    key: str | None
-    _app: Sender
-    _on_unsupported: Callable[[UnsupportedError], None]
-
-    def send(self, *, connection: Any = None) -> str:
-        """Store the webhook as a message, unless an earlier attempt was stored; return its id.
-
-        :param connection: as in `App.send`.
-        """
-        outgoing = [build_outgoing(self.message)]
-        return self._app._store_once(outgoing, [self.key], self._on_unsupported, connection)[0]
-
-    async def asend(self) -> str:
-        """Store the webhook like `send`, without blocking the loop."""
-        outgoing = [build_outgoing(self.message)]
-        return (await self._app._astore_once(outgoing, [self.key], self._on_unsupported))[0]
 
 
 class WebhookEndpoints:
@@ -219,54 +200,59 @@ class WebhookEndpoints:
         scheme = SCHEMES[self._app.webhooks[path].verify]
         return None if scheme.verifies(self._keys[path], headers, body, time.time()) else 401
 
-    def webhook(self, path: str, headers: Headers, body: bytes) -> Webhook:
-        """Return the webhook of a verified request."""
-        declared = self._app.webhooks[path]
+    def message(self, path: str, headers: Headers, body: bytes) -> NewMessage:
+        """Return the message of a verified request, with a key that recognizes its repetition."""
+        webhook = self._app.webhooks[path]
         kind = headers.get(CONTENT_TYPE, "")
         is_value = (is_json(kind) or not kind) and is_json_text(body)
-        names = SCHEMES[declared.verify].passed_on
+        names = SCHEMES[webhook.verify].passed_on
         if is_value or not is_json(kind):  # a body that falsely claims to be JSON becomes bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
-        message = NewMessage(declared.queue, JsonText(body) if is_value else body, headers=kept)
-        identity = SCHEMES[declared.verify].identity(headers, body)
-        key = None
-        if identity is not None:
-            key = hashlib.sha256(path.encode() + b"\0" + identity).hexdigest()
-        return Webhook(path, body, message, key, self._app, partial(self._warn, path))
+        message = NewMessage(webhook.queue, JsonText(body) if is_value else body, headers=kept)
+        identity = SCHEMES[webhook.verify].identity(headers, body)
+        if identity is None or path in self._repeated:
+            return message
+        digest = hashlib.sha256(path.encode() + b"\0" + identity).hexdigest()
+        window = self._app.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
+        return replace(message, dedup_key=digest, dedup_seconds=window)
+
+    async def amessage(self, path: str, headers: Headers, body: bytes) -> NewMessage:
+        if not self._app._broker.is_open():
+            await self._app.aopen()
+        return self.message(path, headers, body)
 
     def store(self, path: str, headers: Headers, body: bytes) -> int:
         """Store a verified webhook; return the status of the answer."""
-        webhook = self.webhook(path, headers, body)
         try:
-            webhook.send()
+            self._app.send_many([self.message(path, headers, body)])
         except QdoError as error:
-            return self._status_of_error(webhook, error)
+            return self._status_of_error(path, error) or self.store(path, headers, body)
         self._refused = False
         return 202
 
-    async def astore(self, webhook: Webhook) -> int:
-        """Store a webhook like `store`, without blocking the loop."""
+    async def astore(self, path: str, headers: Headers, body: bytes) -> int:
+        """Store like `store`, without blocking the loop."""
         try:
-            await webhook.asend()
+            await self._app.asend_many([await self.amessage(path, headers, body)])
         except QdoError as error:
-            return self._status_of_error(webhook, error)
+            return self._status_of_error(path, error) or await self.astore(path, headers, body)
         self._refused = False
         return 202
 
-    def _status_of_error(self, webhook: Webhook, error: QdoError) -> int:
+    def _status_of_error(self, path: str, error: QdoError) -> int | None:
+        """Return the status of the answer, or None: store the webhook again, without its key."""
         if isinstance(error, MessageTooLargeError):
             return 413
+        if isinstance(error, UnsupportedError) and path not in self._repeated:
+            self._repeated.add(path)  # Kinesis and standard queues of SQS
+            _log.warning("repeated webhooks of %s are stored again: %s", path, error)
+            return None
         if not self._refused:
-            place = f"{webhook.path} in queue {webhook.message.queue}"
+            place = f"{path} in queue {self._app.webhooks[path].queue}"
             _log.warning("cannot store webhooks of %s: %s; their senders get 503", place, error)
         self._refused = True
         return 503
-
-    def _warn(self, path: str, error: UnsupportedError) -> None:
-        if path not in self._repeated:
-            self._repeated.add(path)
-            _log.warning("repeated webhooks of %s are stored again: %s", path, error)
 
     async def areceive(
         self,
@@ -274,9 +260,9 @@ class WebhookEndpoints:
         path: str,
         headers: Headers,
         parts: AsyncIterator[bytes],
-        use: Callable[[Webhook], Awaitable[_Result]],
+        use: Callable[[str, Headers, bytes], Awaitable[_Result]],
     ) -> int | _Result:
-        """Return the result of `use` for a verified webhook, or else the status of the answer.
+        """Verify a request; return what `use` returns for it, or else the status of the answer.
 
         :param parts: the body as it arrives.
         """
@@ -288,7 +274,7 @@ class WebhookEndpoints:
             status = await self._read(parts, int(headers["content-length"]), body)
             whole = bytes(body)
             status = status or self.status_of_body(path, headers, whole)
-            return status or await use(self.webhook(path, headers, whole))
+            return status or await use(path, headers, whole)
         finally:
             self._body_bytes -= len(body)
 
@@ -318,35 +304,6 @@ class WebhookEndpoints:
             _log.info("webhooks answered: %s", ", ".join(texts))
 
 
-class AsgiEndpoints:
-    """The ASGI app of `asgi`."""
-
-    def __init__(self, endpoints: WebhookEndpoints) -> None:
-        self._endpoints = endpoints
-        self.log_counts = endpoints.log_counts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close"})
-            return
-        if scope["type"] != "http":  # a server goes on without the lifespan of this app
-            raise UsageError(reason=f"a receiver must get HTTP requests, got {scope['type']}")
-        # A framework that mounts an app leaves the whole path in the scope, and names its begin.
-        path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
-        status = await self._endpoints.areceive(
-            scope["method"],
-            path,
-            combined(scope["headers"]),
-            _parts(receive),
-            self._endpoints.astore,
-        )
-        headers, body = self._endpoints.answer(path, status)
-        raw = [(name.lower().encode(), text.encode()) for name, text in headers]
-        raw.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": raw})
-        await send({"type": "http.response.body", "body": body})
-
-
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:
     """Yield the parts of a body; end early if the client disconnects."""
     more = True
@@ -356,14 +313,9 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
         more = event.get("more_body", False)
 
 
-def combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return headers by name in lower case; a repeated one has all values, as in WSGI."""
-    found: dict[str, str] = {}
-    for raw, value in headers:
-        name = raw.decode("latin-1").lower()
-        text = value.decode("latin-1")
-        found[name] = f"{found[name]},{text}" if name in found else text
-    return found
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers of an ASGI request by name; the last one counts if one is repeated."""
+    return {name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]}
 
 
 def _headers_of(environ: Mapping[str, Any]) -> dict[str, str]:

@@ -171,39 +171,17 @@ class Sender:
             release_numbers(checked)
             raise
 
-    def _store_once(
-        self,
-        messages: Sequence[Outgoing],
-        keys: Sequence[str | None],
-        on_unsupported: Callable[[UnsupportedError], None] = lambda error: None,
-        connection: Any = None,
-    ) -> list[str]:
+    def _store_once(self, messages: Sequence[Outgoing], keys: Sequence[str]) -> list[str]:
         """Store messages under deduplication keys, or without keys if the queue has none."""
-        try:
-            return self._store(self._keyed(messages, keys), connection)
-        except UnsupportedError as error:  # Kinesis and standard queues of SQS
-            on_unsupported(error)
-            return self._store(messages, connection)
-
-    async def _astore_once(
-        self,
-        messages: Sequence[Outgoing],
-        keys: Sequence[str | None],
-        on_unsupported: Callable[[UnsupportedError], None] = lambda error: None,
-    ) -> list[str]:
-        try:
-            return await self._astore(self._keyed(messages, keys))
-        except UnsupportedError as error:
-            on_unsupported(error)
-            return await self._astore(messages)
-
-    def _keyed(
-        self, messages: Sequence[Outgoing], keys: Sequence[str | None]
-    ) -> Iterator[Outgoing]:
         window = self.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
-        for each, key in zip(messages, keys, strict=True):
-            terms = SendOptions(dedup_key=key, dedup_seconds=window)
-            yield each if key is None else replace(each, terms=terms)
+        keyed = [
+            replace(each, terms=SendOptions(dedup_key=key, dedup_seconds=window))
+            for each, key in zip(messages, keys, strict=True)
+        ]
+        try:
+            return self._store(keyed)
+        except UnsupportedError:  # Kinesis and standard queues of SQS
+            return self._store(messages)
 
     async def asend(
         self,

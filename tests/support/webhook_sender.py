@@ -51,7 +51,7 @@ def deliver(
     given |= {"QUERY_STRING": "", "SCRIPT_NAME": ""}
     request: dict[str, Any] = {**given, **names, **kind, "wsgi.input": io.BytesIO(body), **environ}
     setup_testing_defaults(request)
-    if iscoroutinefunction(type(app).__call__):
+    if iscoroutinefunction(app):
         return asyncio.run(answer_of(app, scope_of(request), [body]))[0]
     found: list[str] = []
     answer = validator(app)(request, lambda status, headers: found.append(status))  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def test_a_secret_must_be_there(
     assert "whsec_#" not in str(found.value)
 
 
-@pytest.mark.parametrize(
+STATUSES = pytest.mark.parametrize(
     ("path", "environ", "status"),
     [
         ("/github", {}, 202),
@@ -91,18 +91,15 @@ def test_a_secret_must_be_there(
         ("/healthz", {"REQUEST_METHOD": "GET"}, 200),
     ],
 )
-@pytest.mark.parametrize("kind", [wsgi, asgi])
+
+
+@STATUSES
 def test_each_request_gets_its_status(
-    app: App,
-    kind: Any,
-    path: str,
-    environ: dict[str, str],
-    status: int,
-    caplog: pytest.LogCaptureFixture,
+    app: App, path: str, environ: dict[str, str], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And counts, except for health checks; the log has a line for all of them."""
     with TestKit(app, without_job="*") as kit, caplog.at_level(logging.INFO):
-        endpoints = kind(app)
+        endpoints = wsgi(app)
         assert deliver(endpoints, path, BODY, signed("github", BODY), **environ) == status
         assert kit.broker.catalog.names() == (["github"] if status == 202 else [])
         endpoints.log_counts()
@@ -110,6 +107,15 @@ def test_each_request_gets_its_status(
     name = "/github" if path == "/github" else "other paths"
     counted = [(f"{name} {status}: 1",)] if status != 200 else []
     assert [each.args for each in caplog.records] == counted
+
+
+@STATUSES
+def test_the_asgi_app_answers_alike(
+    app: App, path: str, environ: dict[str, str], status: int
+) -> None:
+    with TestKit(app, without_job="*") as kit:
+        assert deliver(asgi(app), path, BODY, signed("github", BODY), **environ) == status
+        assert kit.broker.catalog.names() == (["github"] if status == 202 else [])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import pytest
 
 from qdo import App
 from qdo.brokers.base import Broker
-from qdo.ingest import Webhook, WebhookEndpoints, asgi, wsgi
+from qdo.ingest import WebhookEndpoints, asgi, wsgi
+from qdo.sending.messages import NewMessage
 from tests.support.brokers import LOGS, opening
 from tests.support.webhook_sender import SECRET, SIGNED, deliver, signed
 
@@ -69,15 +70,19 @@ def test_answers_and_messages_agree(receivers: Receivers) -> None:
     check(receivers)
 
 
-STORE, ASTORE, WEBHOOK = (
+STORE, ASTORE, MESSAGE = (
     WebhookEndpoints.store,
     WebhookEndpoints.astore,
-    WebhookEndpoints.webhook,
+    WebhookEndpoints.message,
 )
 
 
-async def answered_first(self: WebhookEndpoints, webhook: Webhook) -> int:
-    return await ASTORE(self, webhook) and 202
+async def answered_first(*given: Any) -> int:
+    return await ASTORE(*given) and 202
+
+
+def without_key(*given: Any) -> NewMessage:
+    return replace(MESSAGE(*given), dedup_key=None, dedup_seconds=None)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +90,7 @@ async def answered_first(self: WebhookEndpoints, webhook: Webhook) -> int:
     [
         ("store", lambda *given: STORE(*given) and 202),
         ("astore", answered_first),
-        ("webhook", lambda *given: replace(WEBHOOK(*given), key=None)),
+        ("message", without_key),
     ],
     ids=["W1: answer before the store", "W1 on asyncio", "W3: no deduplication key"],
 )
