@@ -9,7 +9,7 @@ import contextlib
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from qdo.brokers.base import Broker
 from qdo.callables import check_hook
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitAsk
+    from qdo.settings.given import GivenSettings
     from qdo.settings.live import SettingsInForce
     from qdo.settings.settings import Settings
 
@@ -90,7 +91,7 @@ class App(OperatorCalls, RequestCalls):
         *,
         job_context: Callable[[], Any] | None = None,
         job_failure: FailureHook | None = None,
-        **settings: Any,
+        **settings: Unpack[GivenSettings],
     ) -> None:
         OperatorCalls.__init__(self, name, settings)
         self._jobs: list[Job] = []

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qdo.app import App
 from qdo.brokers.base import Broker
@@ -43,6 +43,10 @@ from qdo.testing.memory_fleet import (
 from qdo.testing.process import Process
 from qdo.testing.state import Attempt, State
 from qdo.text import join_some, pluralize
+
+if TYPE_CHECKING:
+    from qdo.sending.messages import MessageOptions
+    from qdo.settings.given import GivenSettings
 
 MOST_ATTEMPTS = 100_000
 LONGEST_SECONDS = 366 * 86_400.0
@@ -204,7 +208,7 @@ class TestKit(Results):
         chance: Callable[[], float] = lambda: 1.0,
         without_job: str | Iterable[str] = (),
         most_attempts: int = MOST_ATTEMPTS,
-        **settings: Any,
+        **settings: Unpack[GivenSettings],
     ) -> None:
         self.app = app
         self.clock = Clock() if clock is None else clock
@@ -273,7 +277,7 @@ class TestKit(Results):
         body: Any,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Send a message with the parameters of `App.send`. No job runs yet."""
         return self.app.send(queue, body, key, headers, **options)

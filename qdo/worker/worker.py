@@ -23,6 +23,7 @@ import contextlib
 import logging
 import random
 from functools import partial
+from typing import TYPE_CHECKING, Unpack
 
 from qdo.app import App
 from qdo.brokers.base import Broker
@@ -46,23 +47,35 @@ from qdo.worker.engine.context import policy_lookup
 from qdo.worker.engine.jobs import check_jobs, check_pools
 from qdo.worker.shared_memory import SharedReceiptStore
 
+if TYPE_CHECKING:
+    from qdo.settings.given import GivenSettings
+
 _log = logging.getLogger(__name__)
 
 
 class Worker:
     """A worker process of an app.
 
+    >>> qdo.Worker(app, burst=True).run()
+    0
+
+    :param settings: by default those of the app.
     :param process: data from the parent process; not needed without a parent.
     :param members: makes registrations; by default at the coordinator of the settings.
+    :param given: settings by name, which override `settings`.
     """
 
     def __init__(
         self,
         app: App,
-        settings: Settings,
+        settings: Settings | None = None,
         process: ProcessContext | None = None,
         members: MemberFactory | None = None,
+        **given: Unpack[GivenSettings],
     ) -> None:
+        if settings is None or given:
+            app.use((settings or app.settings).merged(given, "Worker"))
+            settings = app.anchor()
         self.app = app
         self.settings = settings
         self._builder = WorkerBuilder(

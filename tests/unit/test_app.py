@@ -332,6 +332,17 @@ def test_settings_in_code_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.settings.origin("attempts") == "App('a')"
 
 
+def test_a_worker_takes_settings_by_name(app: App) -> None:
+    """They win over the environment; the app itself sends with them."""
+    app.use(load(environ={"QDO_FETCH": "7", "QDO_ATTEMPTS": "3"}))
+    worker = qdo.Worker(app, fetch=8, burst=True)
+    assert app.settings is worker.settings
+    assert (app.settings.fetch, app.settings.attempts, app.settings.burst) == (8, 3, True)
+    assert app.settings.origin("fetch") == "Worker"
+    with pytest.raises(UnknownSettingError, match=r"Worker.*'burst'"):
+        qdo.Worker(app, brust=True)
+
+
 def test_settings_in_code_are_checked_at_once() -> None:
     """A misspelt or impossible setting does not wait for the first message."""
     with pytest.raises(UnknownSettingError, match=r"App\('a'\).*'broker'"):
