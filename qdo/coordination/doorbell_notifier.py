@@ -127,14 +127,14 @@ class DoorbellNotifier:
         try:
             client = self._connected()
             self._touch(client, queues)
-        except Exception as error:  # noqa: BLE001 - kazoo's, its handler's timeouts, the file's
+        except Exception as error:  # noqa: BLE001 - from kazoo, its handler, or the file
             self._not_before = time.monotonic() + AGAIN_SECONDS
             self._complain(error)
         else:
             self._complained = False
 
     def _complain(self, error: BaseException) -> None:
-        """Log an error once, because it would repeat with every message."""
+        """Log only the first error, because each further message would repeat it."""
         if not self._complained:
             self._complained = True
             _log.warning(
@@ -156,7 +156,7 @@ class DoorbellNotifier:
         return self._client
 
     def _touch(self, client: Client, queues: list[str]) -> None:
-        """Write all doorbells at once, and create missing ones; the coordinator may refuse some."""
+        """Write all doorbells at once, and create missing doorbells; log refused ones."""
         paths = [self._layout.doorbell(queue) for queue in queues]
         missing = []
         for path, answer in [(path, client.set_async(path, b"")) for path in paths]:

@@ -1,11 +1,11 @@
-"""Operations that kazoo lacks, although servers have had them since version 3.6.
+"""Operations of ZooKeeper 3.6 and later that kazoo lacks.
 
 multiRead (opcode 22, ZOOKEEPER-1525) reads many nodes at once. Without it, a worker that takes a
-thousand queues sends and receives a thousand operations, at about 100 us each in Python. Batches
-take a tenth of that time.
+thousand queues makes a thousand reads, at about 100 us each in Python. Batches take a tenth of this
+time.
 
 addWatch (opcode 106), in its mode "persistent recursive", watches whole trees. The watch stays
-armed until the connection is lost; servers do not restore it for a client that connects again.
+armed until the connection is lost. Servers do not restore the watch when the client reconnects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERROR = -1
 
 
 class MultiRead:
-    """An operation of many reads of data.
+    """An operation that reads the data of many nodes.
 
     The answer is a list in the order of the paths. Each item is (data, ZnodeStat), or the exception
     that a single read would have raised.
@@ -64,7 +64,7 @@ class MultiRead:
 
 
 class AddWatch:
-    """An operation for a watch on a node and everything below it; the answer is True."""
+    """An operation that watches a node and all nodes below it; the answer is True."""
 
     type: ClassVar[int] = 106
     watcher = None
@@ -79,15 +79,15 @@ class AddWatch:
 
     @classmethod
     def deserialize(cls, buffer: bytes, offset: int) -> bool:
-        """Read the answer, which has no content."""
+        """Return True, because the answer has no content."""
         return True
 
 
 class TreeWatchers:
-    """The watched trees of one connection, by the full paths of their roots.
+    """The watchers of one connection, by the full paths of the trees that they watch.
 
-    The thread of the connection calls the watchers, which must return at once. So events arrive in
-    the order of the changes, and before the answers that follow them.
+    The thread of the connection calls the watchers, which must return at once. So the watchers get
+    events in the order of the changes, and before the answers that the server sent later.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,15 @@
 """Count an attempt for each message that was in flight when its process or its session ended.
 
-After the death of a worker process, its parent counts in the worker's session and then closes that
-session. The queues have no other owner until then. A worker whose session expired counts in its
-next session. So does the parent of a worker that died after its session had ended. The queues may
-have other owners by then. An owner keeps the record of an attempt that it does not know
-(`qdo.coordination.protocol.owned_queues`).
+After the death of a worker process, its parent counts in the worker's session, and then closes this
+session. Until then, the queues have no other owner. A worker whose session expired counts in its
+next session. The parent of a worker that died after its session had ended also counts in another
+session. In these two cases, the queues may already have other owners. An owner keeps the records of
+attempts that it does not know (`qdo.coordination.protocol.owned_queues`).
 
 If the parent has also died, the next owners count (`QueueNode.claimed_by`).
 
-Because a checkpoint may arrive late, each write requires the version that was read. In the worker's
-session, the queue node must also still name the worker.
+A checkpoint may arrive late, so each write requires the version of the node that was read. In the
+worker's session, the queue node must also still name the worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.queue_node import FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
-# Late checkpoints of the dead process can interfere only a few times.
+# The maximum number of tries. Late checkpoints of the dead process can interfere only a few times.
 TRIES = 3
 BATCH = 250
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message that was in flight."""
+    """A message whose job was running at the death of its process or session."""
 
     queue: str  # "" for a request: the broker counts its attempts
     worker: str
@@ -49,10 +49,10 @@ def count_interrupted(
     reason: str,
     positions: Positions = TIME_POSITIONS,
 ) -> list[InFlight]:
-    """Add an attempt to the failure record of each message; return the messages that got one.
+    """Add an attempt to the failure record of each message; return the counted messages.
 
-    :param client: a client in the worker's session; in any session once the worker's has ended.
-    :raises CoordinatorUnreachableError: the connection is lost; some attempts may be counted.
+    :param client: a client in the worker's session, or in any session if that one has ended.
+    :raises CoordinatorUnreachableError: the connection was lost; some attempts may be counted.
     """
     counted: list[InFlight] = []
     in_flight = [each for each in in_flight if each.queue]
@@ -76,7 +76,7 @@ def count_interrupted(
 def _count(
     client: Client, layout: Layout, in_flight: Sequence[InFlight], reason: str, positions: Positions
 ) -> tuple[list[InFlight], list[InFlight]]:
-    """Try once; return the messages to retry, and the messages that were counted."""
+    """Try once; return the messages to retry, and the counted messages."""
     workers = sorted({each.worker for each in in_flight})
     paths = [layout.worker(name) for name in workers]
     found = {
@@ -123,7 +123,7 @@ def _commit(
     if isinstance(answer, m.Committed):
         return [], counted
     if not answer.refuses(answer.index):
-        return counted, []  # a late checkpoint came between
+        return counted, []  # a late checkpoint changed a node
     refused = ops[answer.index].path
     _log.warning(
         "%s: cannot count an attempt of a message, which may get one more: %s",
@@ -148,7 +148,7 @@ def marked_node(
         return None  # the next owner counts the attempt, or has counted it
     progress = node.out_of_order or OutOfOrderProgress()
     # Several consecutive messages may kill their process before a checkpoint records `last`. Each
-    # of them needs its own count.
+    # of these messages needs a separate count.
     others = progress.other_failures
     for at, failure in enumerate(others):
         if positions.identity(failure.position) == name:

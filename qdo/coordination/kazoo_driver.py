@@ -1,4 +1,4 @@
-"""Perform the requests of the state machines on a kazoo client, and translate the answers."""
+"""Send the requests of the state machines with a kazoo client, and translate the answers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _UNANSWERED = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
 
 class KazooDriver:
-    """Sends requests; passes `put` a function that delivers each answer on the loop.
+    """Sends requests, and passes a function to `put` that delivers the answer on the loop.
 
     Answers come in the order of the requests. A read that fails because of its node gets `Refused`.
-    A request that fails for another reason, such as a full disk, gets no answer. The driver then
+    If a request fails for another reason, such as a full disk, the driver delivers no answer. It
     calls `refused`, and the loop drops the connection.
     """
 
@@ -90,7 +90,7 @@ class KazooDriver:
             self.read_many([(request, then)])
 
     def read_many(self, requests: list[tuple[m.Get, m.Callback]]) -> None:
-        """Perform consecutive reads without watches, in one request if that is faster."""
+        """Perform consecutive reads without watches; combine several reads into one request."""
         root = self._client.chroot
         if len(requests) == 1:
             [(request, then)] = requests
@@ -102,8 +102,8 @@ class KazooDriver:
             self._client._call(many, _ManyReplies(self, [then for _, then in batch]))
 
     def commit(self, request: m.Commit, then: m.Callback) -> None:
-        # Avoid kazoo's `TransactionRequest`, which splits every path and checks every argument.
-        # That takes 15 us for each queue of a checkpoint, a third of the total.
+        # Avoid kazoo's `TransactionRequest`, because it splits every path and checks every
+        # argument. This takes 15 us for each queue of a checkpoint, a third of the total time.
         client = self._client
         self._send(Transaction([operation(client, op) for op in request.ops]), committed, then)
 
@@ -135,7 +135,8 @@ class KazooDriver:
                 then(answer)
 
         def looked(answer: m.Response) -> None:
-            # The node appeared between the two requests. The watch of `exists` stays armed.
+            # If the node appeared between the two requests, read it. The watch of `exists` stays
+            # armed.
             if isinstance(answer, m.NodeRead):
                 self._get_watched(path, then, watcher)
             else:
@@ -148,9 +149,9 @@ class _Reply:
     """Receives the answer of one operation from kazoo's connection."""
 
     # The connection delivers an answer before it reads the coordinator's next message. So the event
-    # of a watch never overtakes the answer that armed the watch. kazoo's own results and watches
-    # use two queues, each with a thread, so an event could overtake. A machine that waits for the
-    # event would then wait forever.
+    # of a watch never arrives before the answer that armed the watch. kazoo's own results and
+    # watches use two queues, each with a thread, so an event could arrive first. A machine that
+    # waits for the event would then wait forever.
 
     def __init__(
         self, driver: KazooDriver, convert: Callable[[Any], m.Response], then: m.Callback
@@ -171,7 +172,7 @@ class _SyncReply:
         self._then = then
 
     def set(self, value: Any) -> None:
-        # Read the zxid now: on the loop, a later answer may have changed it.
+        # Read the zxid now, because a later answer may change it before the loop runs.
         answer = m.Synced(self._driver.last_zxid())
         self._driver.put(partial(self._then, answer))
 
@@ -196,7 +197,7 @@ class _ManyReplies:
 
 
 def operation(client: Client, op: m.Op) -> SetData | CheckVersion | kazoo_requests.Create | Delete:
-    """Return kazoo's request for an operation, below the client's root."""
+    """Return kazoo's request for an operation, with a path below the client's root."""
     path = client.chroot + op.path
     if isinstance(op, m.SetOp):
         return SetData(path, op.data, op.version)
@@ -225,9 +226,9 @@ def _created(root: str, path: str) -> m.Response:
 
 
 def committed(results: list[Any]) -> m.Committed | m.Rejected | m.NoResponse:
-    """Translate the results of a transaction, whose errors kazoo returns instead of raising."""
-    # In a failed transaction, operations before the failed one have RolledBackError, and operations
-    # after it RuntimeInconsistency.
+    """Translate the results of a transaction; kazoo returns errors instead of raising them."""
+    # In a failed transaction, operations before the failed operation have a RolledBackError, and
+    # later operations have a RuntimeInconsistency.
     for index, result in enumerate(results):
         if isinstance(result, Exception) and not isinstance(result, RolledBackError):
             if isinstance(result, _UNANSWERED):

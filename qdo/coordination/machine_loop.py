@@ -23,15 +23,15 @@ from qdo.coordination.protocol.silence import SILENCE, SilenceDetector
 from qdo.system.clock import clock
 from qdo.text import describe
 
-# Delays before the loop drops a connection after consecutive refused requests.
+# After consecutive refused requests, the loop waits this long before it drops the connection.
 REFUSAL_BACKOFF = Backoff(0.1, 5.0)
 
 
 class MachineLoop:
     """Delivers events to state machines, and performs their requests.
 
-    :param before_flush: called in each step after the delivery of all events.
-    :param after_step: called at the end of each step.
+    :param before_flush: a function that each step calls after it has delivered all events.
+    :param after_step: a function that each step calls at its end.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MachineLoop:
             self.step(self.wait_seconds())
 
     def end(self) -> None:
-        """Stop permanently, and drop all machines."""
+        """Stop the loop permanently, and drop all machines."""
         self.running = False
         self.up = False
         self.machines.clear()
@@ -78,7 +78,7 @@ class MachineLoop:
         self._watchers.pop(id(machine), None)  # kazoo keeps the watcher while a watch is armed
 
     def wait_seconds(self) -> float | None:
-        """Return the longest time that the next step may wait for an event; None for no limit."""
+        """Return the maximum time that the next step may wait for an event; None for no limit."""
         due = min((machine.due() for machine in self.machines), default=float("inf"))
         due = min(due, self._silence.due(), self._drop_at)
         return None if due == float("inf") else max(0.0, due - clock())
@@ -118,12 +118,13 @@ class MachineLoop:
         self._client.drop_connection(reason)
 
     def _refused(self, error: Exception) -> None:
-        """Leave a request unanswered, and soon drop the connection, which answers `NoResponse`."""
-        # Machines then repeat the request, as after a lost answer. The lease may expire before the
-        # coordinator accepts the request. Then no message starts, but the session continues.
+        """Leave a refused request unanswered, and drop the connection after a delay."""
+        # The drop answers the request with `NoResponse`, so the machine repeats it. The lease may
+        # expire before the coordinator accepts the request. Then no message starts, but the session
+        # continues.
         if self._drop_at == float("inf"):
             self._refusals += 1
-            spread = random.random()  # spreads pauses
+            spread = random.random()  # spreads drops
             self._drop_at = clock() + REFUSAL_BACKOFF.delay(self._refusals, spread)
             self._drop_reason = f"the coordinator refused a request: {describe(error)}"
 
@@ -131,7 +132,7 @@ class MachineLoop:
 
     def _perform(self, machine: m.Machine) -> None:
         if not self.up:
-            return  # answered `NoResponse` when the session reconnects
+            return  # on reconnecting, these requests get `NoResponse`
         outbox = machine.outbox
         reads: list[tuple[m.Get, m.Callback]] = []
         while outbox:
@@ -156,13 +157,13 @@ class MachineLoop:
             self.driver.read_many(reads)
 
     def _answered(self, number: int, answer: m.Response) -> None:
-        """Pass on an answer, unless the connection was lost before the delivery."""
+        """Pass on an answer, unless the connection was lost before the loop got it."""
         then = self._unanswered.pop(number, None)
         if then is not None:
             self._silence.answered(clock(), len(self._unanswered))
             then(answer)
         if not self._unanswered:
-            self._unanswered.clear()  # releases memory: a dict never shrinks by itself
+            self._unanswered.clear()  # releases memory, because a dict never shrinks by itself
 
     def _committed(self, number: int, sent_at: float, answer: m.Response) -> None:
         """Pass on an answer; an acknowledged transaction renews the lease."""
@@ -179,7 +180,7 @@ class MachineLoop:
         return watcher
 
     def _watch_fired(self, machine: m.Machine, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:  # NONE: dropped with the connection
+        if event.type != EventType.NONE:  # NONE means a lost connection
             self.put(partial(machine.changed, event.path))
 
     # --- the connection ---------------------------------------------------------------
@@ -194,8 +195,8 @@ class MachineLoop:
 
     def suspended(self) -> None:
         """Treat all requests as unanswered, and tell the machines that the connection is lost."""
-        # After reconnecting, the machines first write a barrier. Requests that kazoo sends late,
-        # and answers that arrive late, precede this barrier.
+        # After reconnecting, the machines first write a barrier. Late requests of kazoo and late
+        # answers precede this barrier.
         self.up = False
         self._leave_unanswered()
         for machine in self.machines:
@@ -203,7 +204,7 @@ class MachineLoop:
 
     def _leave_unanswered(self) -> None:
         """Answer all requests, sent or not, with `NoResponse`."""
-        # Machines start again in `connected`, and must not mistake an old answer for a new one.
+        # Machines start again in `connected`, and must not take an old answer for a new answer.
         unanswered = self._unanswered
         self._unanswered = {}
         self._silence.reset()

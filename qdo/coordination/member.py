@@ -1,8 +1,8 @@
-"""One worker's registration at the coordinator, which runs the state machines on a client.
+"""A worker's registration at the coordinator, and the state machines of its session.
 
 A member has one client, one session and one worker node for its whole life. When the session is
-lost, the member has ended and can change nothing. The worker engine then makes a new member with a
-new client. See `machine_loop` for the loop that runs the machines.
+lost, the member ends, and none of its later writes has an effect. The worker engine then makes a
+new member with a new client. See `machine_loop` for the loop that runs the machines.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 class Member:
     """A registered worker.
 
-    :ivar name: name of the worker node, such as ``worker-0000000101``; "" before `start`.
-    :param make_machines: returns further machines for this member once it is registered.
-    :param on_doorbell: called with the name of a watched queue that a sender notified. With None,
-        the member watches no doorbell.
+    :ivar name: the name of the worker node, such as ``worker-0000000101``; "" before `start`.
+    :param make_machines: a function that returns further machines for the registered member.
+    :param on_doorbell: a function of the name of a watched queue, called when a sender notifies it.
+        None: the member watches no doorbell.
     """
 
-    # The claims of a member are queues, whose nodes record how messages end.
+    # A member claims queues, not pools. Queue nodes record how messages end.
     is_pool = False
 
     def __init__(
@@ -70,8 +70,8 @@ class Member:
         self._handler = client.handler
         reports = ProgressReports(self.call, self._handler.event_object)
         self._reports = reports
-        # Bind these methods once: the engine calls them for each message, without a wrapper's
-        # frame.
+        # Bind these methods directly, because the engine calls them for each message, and a wrapper
+        # would cost a frame.
         self.progress = reports.progress
         self.record = reports.record
         self._loop = MachineLoop(client, before_flush=reports.pass_on, after_step=self._notify)
@@ -90,7 +90,7 @@ class Member:
     def start(self, timeout_seconds: float = 15.0) -> None:
         """Open the session, register, and start the loop.
 
-        :raises CoordinatorUnreachableError: no session, or no registration, within this time.
+        :raises CoordinatorUnreachableError: the member has no session or registration in this time.
         """
         if not self._client.connected:
             self._client.open(timeout_seconds)
@@ -133,7 +133,7 @@ class Member:
         )
 
     def stop(self) -> None:
-        """Leave by ending the session, which removes the worker node; idempotent."""
+        """End the session, which removes the worker node; idempotent."""
         self._leaving = True
         if self._loop.running:
             self._loop.put(self._end)
@@ -149,7 +149,7 @@ class Member:
 
     @property
     def leader(self) -> LeaderQueues:
-        """The duties of a leader, in case this worker leads."""
+        """The leader's duties, for use if this worker leads."""
         if self._leader is None:
             raise RuntimeError("a member can lead only after start()")
         return self._leader
@@ -161,7 +161,7 @@ class Member:
         self._loop.put(event)
 
     def finished(self, claim: Claim) -> None:
-        """Report that no message of a claim in release is running any more."""
+        """Report that the last running message of a claim in release has ended."""
         self._loop.put(partial(self._finished, claim))
 
     def _finished(self, claim: Claim) -> None:
@@ -169,7 +169,7 @@ class Member:
             self._ownership.finished(claim)
 
     def drain(self) -> None:
-        """Release all queues, take no new ones, and never lead again."""
+        """Release all queues, take no new queues, and never lead again."""
         self._loop.put(self._drain)
 
     def _drain(self) -> None:
@@ -179,31 +179,31 @@ class Member:
             self._ownership.drain()
 
     def settled(self) -> bool:
-        """Return whether the claimed queues equal the assigned ones and nothing is in flight."""
+        """Return whether the worker owns exactly its assigned queues and no request is open."""
         return self._ownership is not None and self._ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
-        """Wait until all queues are released or lost; return whether all were released."""
+        """Wait until all queues are released or lost; return False if a queue was lost."""
         return bool(self._released.wait(timeout_seconds)) and not self._lost_queues
 
     def unreleased(self) -> list[str]:
         return self._ownership.unreleased() if self._ownership is not None else []
 
     def refresh_component(self, component: Mapping[str, Any]) -> None:
-        """Update the description of this process in its component node."""
+        """Update this process's description in its component node."""
         if self._component is not None:
             self._loop.put(partial(self._component.refresh, dict(component)))
 
     def obey(self, zxid: int) -> None:
-        """Confirm that this worker obeys the pauses of this version.
+        """Confirm that this worker obeys a version of the pauses, given its `zxid`.
 
-        Do so in an event of the loop, because the current step may already have written the node.
+        Confirm in an event of the loop, because the current step may already have written the node.
         """
         if self._ownership is not None:
             self._loop.put(partial(self._ownership.obey, zxid))
 
     def watch_doorbells(self, queues: Sequence[str], gone: Sequence[str] = ()) -> None:
-        """Report the next notification of each queue in `queues`; stop watching those in `gone`."""
+        """Report the next notification of each of `queues`; stop watching the queues in `gone`."""
         if self._watches is not None and gone:
             self._loop.put(partial(self._watches.unwatch, gone))
         if self._watches is not None and queues:
@@ -221,7 +221,7 @@ class Member:
             raise
 
     def _notify(self) -> None:
-        """Wake the callers whose condition now holds."""
+        """Wake the callers that wait for a condition which is now true."""
         if (ownership := self._ownership) is None:
             return
         if ownership.draining and ownership.empty():
@@ -232,7 +232,7 @@ class Member:
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            # Read it now: when the loop handles the event, the client may have a later session.
+            # Read the value now, because the client may have a later session when the loop runs.
             self._loop.put(partial(self._connected, self._client.heard_at))
         elif state == KazooState.SUSPENDED:
             self._loop.put(self._suspended)
@@ -310,10 +310,10 @@ class Member:
         self._registered.set()
 
     def _evicted(self) -> None:
-        self._loop.put(self._end)  # the worker node is gone, though the session answers
+        self._loop.put(self._end)  # the worker node is gone, but the session exists
 
     def _end(self) -> None:
-        """End permanently, after the loss of the session or a call of `stop`."""
+        """End the member permanently, after the loss of the session or a call of `stop`."""
         if not self._loop.running:
             return
         self._loop.end()

@@ -1,4 +1,4 @@
-"""Pass the progress that the worker engine reports to the checkpoints of one member."""
+"""Pass the worker engine's progress to the checkpoints of one member."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdo.coordination.protocol.ownership import Ownership
 
 
 class ProgressReports:
-    """Collects the progress of claims until the loop of the machines takes it.
+    """Collects the progress of claims until the machines' loop takes it.
 
     The engine calls `progress` and `record`; the loop calls the other methods.
     """
@@ -19,16 +19,16 @@ class ProgressReports:
     def __init__(
         self, put: Callable[[Callable[[], object] | None], None], make_event: Callable[[], Any]
     ) -> None:
-        # None before the worker is registered.
+        # The ownership of queues; None before the worker is registered.
         self.ownership: Ownership | None = None
         self._put = put
         self._make_event = make_event
         self._progressed: deque[Claim] = deque()
-        # The waiting callers of `record`, each with its event.
+        # The waiting callers of `record`, each as a claim and an event.
         self._recordings: list[tuple[Claim, Any]] = []
 
     def progress(self, claim: Claim) -> None:
-        """Record ``claim.done`` with the next checkpoint."""
+        """Let the next checkpoint record ``claim.done``."""
         waiting = self._progressed
         waiting.append(claim)
         # The first report wakes the loop, which also takes all later reports.
@@ -36,7 +36,7 @@ class ProgressReports:
             self._put(None)
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
-        """Checkpoint at once; return whether ``claim.done`` is recorded, or the claim has ended."""
+        """Checkpoint at once; return True if ``claim.done`` is recorded or the claim has ended."""
         done = self._make_event()
 
         def begin() -> None:
@@ -54,7 +54,7 @@ class ProgressReports:
                 self.ownership.progress(self._progressed.popleft())
 
     def notify(self, ownership: Ownership) -> None:
-        """Wake the callers of `record` whose progress is recorded."""
+        """Wake the callers of `record` whose progress has been recorded."""
         for recording in list(self._recordings):
             claim, done = recording
             if ownership.recorded(claim):

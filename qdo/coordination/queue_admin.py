@@ -2,18 +2,18 @@
 
 Operators seek, decide, delete and reset. The leader retires, restores and marks as finished.
 
-Each change is a read-modify-write at the version read, and keeps all other keys. An operator's
-change increments ``seek``. The owner then follows the node instead of its own later progress. A
-change that does not move the queue back also increments ``onward``. The owner then keeps its
-progress. The same transaction adds the queue to ``reread`` in its owner's worker node. Every worker
-watches its own node, so even an idle owner notices the change.
+Each change reads the node and writes it at the same version, and keeps all other keys. An
+operator's change increments ``seek``, so the owner follows the node instead of its own later
+progress. A change that does not move the queue back also increments ``onward``, so the owner keeps
+its progress. The same transaction adds the queue to ``reread`` in the owner's worker node. Every
+worker watches its own node, so even an idle owner notices the change.
 
 The leader deletes a queue node only if it is marked as deleted and has no owner. The same
 transaction writes the folder of queue nodes; see `protocol.rebalancer`.
 
-An operator's change also writes an entry in the action log, in the same transaction. `record` makes
-this operation from the node before and after the change. All calls of `record` return the same
-path, so the entry identifies a change whose answer was lost.
+In the same transaction, an operator's change writes an entry in the action log. `record` makes the
+operation for this entry from the node before and after the change. All calls of `record` return the
+same path, so the entry identifies a change whose answer was lost.
 
 A change raises NotFoundError for a queue without a node, and NodeRefusedError if the coordinator
 does not let this client read, write or delete the node.
@@ -44,18 +44,18 @@ from qdo.errors import (
 )
 
 Change = Callable[[QueueNode], QueueNode]
-# Makes the entry for the action log, from the node before and after a change.
+# A function that makes the entry for the action log from the node before and after a change.
 Record: TypeAlias = Callable[[QueueNode, QueueNode], m.CreateOp]
-# Failing messages of a queue: their positions, or the first message, or all messages.
+# The choice of failing messages in a queue: positions, the first message, or all messages.
 Which: TypeAlias = tuple[int, ...] | Literal["first", "all"]
-# Key of a queue node that is marked as deleted because the broker no longer has the queue.
-#
-# A queue that an operator marked lacks this key, and stays deleted even if the broker lists it.
+# The key of a queue node that the leader marked as deleted because the broker no longer has the
+# queue. A queue that an operator marked lacks this key, and stays deleted even if the broker lists
+# the queue.
 RETIRED = "retired"
-# Most queues that one transaction moves.
+# The maximum number of queues that one transaction moves.
 AT_ONCE = 100
-# Key of a queue node for the id of the file that moved the queue last. Owners keep the key, so the
-# same file moves a queue only once.
+# The key of a queue node for the id of the imported file that last moved the queue. Owners keep
+# this key, so the same file moves a queue only once.
 KEY = "imported"
 
 
@@ -72,14 +72,15 @@ def seek(
 ) -> QueueNode:
     """Continue a queue after `last`; return the node before the change.
 
-    The owner finishes the message in flight and continues from there. The change also repairs a
+    The owner finishes the message in flight, and continues after `last`. The change also repairs a
     corrupt node.
 
-    :param position: the broker's own position, which overrides `last`; None for brokers without
-        own positions.
-    :param finished: the position of a finished queue; a queue with this position is restored.
-    :param onward: whether the owner continues from its own progress if that is beyond `last`. The
-        change skips a queue that is already there. Only for a `last` that positions compare with.
+    :param position: the broker-specific position, which overrides `last`; None if the broker has
+        only times.
+    :param finished: the position of a finished queue. If the queue has this position, restore it.
+    :param onward: whether the owner keeps its own progress if the progress is beyond `last`. If the
+        queue is already at `last` or beyond, change nothing. `last` must be comparable to
+        positions.
     """
 
     change = _sought(last, position, finished, onward)
@@ -105,9 +106,9 @@ def seek_many(
     *,
     onward: bool,
 ) -> None:
-    """Continue each queue after its place as `seek` does, for at most `AT_ONCE` queues.
+    """Continue each of at most `AT_ONCE` queues after its place, like `seek`.
 
-    Queues without a node are skipped. The caller has written one action log entry for all queues.
+    Skip queues without a node. The caller has written one action log entry for all queues.
     """
     changes = {queue: _sought(*place, finished, onward) for queue, place in places.items()}
     ops: list[m.Op] = []
@@ -124,14 +125,14 @@ def seek_many(
         ops += _notice(client, layout, owner, *queues) if owner else []
     if not ops or isinstance(commit(client, ops), m.Committed):
         return
-    # One of the queue nodes has changed meanwhile, so move each queue in its own transaction.
+    # A queue node has changed meanwhile, so move each queue in a separate transaction.
     for queue in changes:
         with suppress(NotFoundError):
             change_node(client, layout, queue, changes[queue], onward=onward)
 
 
 def with_seek(node: QueueNode, last: int, position: str | None = None) -> QueueNode:
-    """Return a node as changed by `seek`; cancelled messages after `last` stay cancelled."""
+    """Return a node with the changes of `seek`; cancelled messages after `last` stay cancelled."""
     cancelled = () if node.out_of_order is None else node.out_of_order.cancelled
     left = OutOfOrderProgress(cancelled=tuple(each for each in cancelled if each > last))
     return replace(
@@ -149,15 +150,15 @@ def decide(
     running: Iterable[FailureRecord] = (),
     record: Record | None = None,
 ) -> tuple[FailureRecord, ...]:
-    """Decide about messages that fail, run or block a queue; return their failure records.
+    """Decide about messages that fail, run or block a queue; return the failure records.
 
-    If a message is running and then succeeds, the decision has no effect.
+    If a running message succeeds, the decision about the message has no effect.
 
     :param decision: "retry" runs the message again, and counts its attempts from 1. With "skip" or
-        "dead-letter", the present or next owner ends a running attempt, and the message.
-    :param running: records of running messages that have not failed, as further choices.
-    :raises NotFailingError: no message fails, or some of these do not fail, or an operator has
-        already decided about one of them; the node does not change.
+        "dead-letter", the present or next owner ends the message and its running attempt.
+    :param running: the records of running messages that have not failed, which `which` may name.
+    :raises NotFailingError: no message fails, a named message does not fail, or an operator has
+        already decided about a message. The node does not change.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -168,7 +169,7 @@ def decide(
 
 
 def with_running(node: QueueNode, running: Iterable[FailureRecord]) -> QueueNode:
-    """Return a node that treats running messages without a failure as failing messages."""
+    """Return a node in which running messages without a failure count as failing messages."""
     above = node.out_of_order or OutOfOrderProgress()
     known = {each.position for each in node.failures}
     new = tuple(
@@ -184,7 +185,7 @@ def with_running(node: QueueNode, running: Iterable[FailureRecord]) -> QueueNode
 
 
 def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> QueueNode:
-    """Return a node as changed by `decide`; its first record is the next blocking message."""
+    """Return a node with the changes of `decide`; the first record is the next blocking message."""
     decided = chosen(node, queue, which)
 
     def decide_one(failure: FailureRecord) -> FailureRecord | None:
@@ -204,7 +205,7 @@ def with_decision(node: QueueNode, queue: str, decision: str, which: Which) -> Q
 
 
 def chosen(node: QueueNode, queue: str, which: Which) -> tuple[FailureRecord, ...]:
-    """Return the failure records that `decide` changes; raise NotFailingError as `decide` does."""
+    """Return the failure records that `decide` changes; raise the errors of `decide`."""
     open_ones = (*node.blocking, *node.retrying)
     if isinstance(which, tuple):
         return tuple(_named(node, queue, position) for position in dict.fromkeys(which))
@@ -225,7 +226,7 @@ def _named(node: QueueNode, queue: str, position: int) -> FailureRecord:
 
 
 def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Restore a queue that is marked as deleted, and start it from its beginning."""
+    """Restore a queue that is marked as deleted, and start the queue from its beginning."""
     return change_node(
         client,
         layout,
@@ -239,7 +240,7 @@ def reset(client: Client, layout: Layout, queue: str) -> QueueNode:
 def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
     """Mark a queue as deleted, so that its owner releases it and no worker claims it.
 
-    :raises CorruptNodeError: the node cannot be read; a write would lose its content.
+    :raises CorruptNodeError: the node is corrupt, and a write would lose its content.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -253,9 +254,9 @@ def mark_deleted(client: Client, layout: Layout, queue: str) -> QueueNode:
 def retire(
     client: Client, layout: Layout, queue: str, *, record: Record | None = None
 ) -> QueueNode:
-    """Mark a queue as deleted that its broker no longer has; return the node before the change.
+    """Mark a queue that the broker no longer has as deleted; return the former node.
 
-    The owner releases the queue with all progress. Raises the errors of `mark_deleted`.
+    The owner releases the queue with all progress. The errors are those of `mark_deleted`.
     """
 
     def change(node: QueueNode) -> QueueNode:
@@ -265,7 +266,7 @@ def retire(
 
 
 def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> QueueNode:
-    """Mark a processed queue as deleted if it is still at `finished`; return the former node."""
+    """Mark a queue as deleted if its position is still `finished`; return the former node."""
 
     def change(node: QueueNode) -> QueueNode:
         over = node.position == finished and not node.deleted
@@ -277,7 +278,7 @@ def mark_finished(client: Client, layout: Layout, queue: str, finished: str) -> 
 def restore(
     client: Client, layout: Layout, queue: str, *, record: Record | None = None
 ) -> QueueNode:
-    """Undo `retire`; return the node before the change."""
+    """Undo a call of `retire`; return the node before the change."""
 
     def change(node: QueueNode) -> QueueNode:
         return without_marks(node) if is_deleted(node) else node
@@ -290,7 +291,7 @@ def remove(
 ) -> str:
     """Delete the node of a queue that is marked as deleted, unless it has an owner.
 
-    :returns: the owner; "" if the node is deleted, does not exist, or is not marked.
+    :returns: the owner, if the queue has one; "" if the node was deleted, missing, or not marked.
     """
     path = layout.queue(queue)
     owner = ""
@@ -305,7 +306,7 @@ def remove(
         if node.owner and isinstance(read(client, layout.worker(node.owner)), m.NodeRead):
             owner = node.owner
             return None
-        if not node.deleted:  # restored meanwhile, with progress of newer messages
+        if not node.deleted:  # another client restored the queue
             return None
         written = m.SetOp(layout.queues, folder.data, folder.version)
         ops: list[m.Op] = [written, m.DeleteOp(path, found.version)]
@@ -342,8 +343,8 @@ def change_node(
 ) -> QueueNode:
     """Change a node and notify its owner; return the node before the change.
 
-    :param sought: 1 if the owner must follow the node, 0 if the owner's later progress counts.
-    :param onward: the change does not move the queue back, so the owner keeps its progress.
+    :param sought: 1 if the owner must follow the node; 0 if the owner's later progress counts.
+    :param onward: whether the owner keeps its progress, because the queue does not move back.
     """
     refusing = ""
     before = NEW
@@ -379,7 +380,7 @@ def change_node(
             owner = before.owner
             if owner in ("", refusing) or error.details["path"] != layout.worker(owner):
                 raise
-            refusing = owner  # it will notice at its next write of the queue node
+            refusing = owner  # the owner notices at its next write
 
 
 def _is_there(client: Client, entry: m.CreateOp) -> bool:
@@ -387,14 +388,14 @@ def _is_there(client: Client, entry: m.CreateOp) -> bool:
 
 
 def _notice(client: Client, layout: Layout, owner: str, *queues: str) -> list[m.Op]:
-    """Return the operation that asks the owner of queues to read them again."""
+    """Return the operation that asks an owner to read queues again."""
     path = layout.worker(owner)
     try:
         node = read(client, path)
     except NodeRefusedError:
         return []
     if not isinstance(node, m.NodeRead):
-        return []  # the owner is gone, and the next one reads the queue node
+        return []  # the owner is gone, and the next owner reads the queue node
     own = WorkerNode.parse(node.data)
     reread = tuple(dict.fromkeys((*own.reread, *queues)))
     return [m.SetOp(path, replace(own, reread=reread).encode(), node.version)]
@@ -413,7 +414,7 @@ def place(
     finished: str | None,
     record: Record,
 ) -> None:
-    """Continue a queue after `wanted`, once for each file; create a missing node."""
+    """Continue a queue after `wanted`, but only once for each file; create a missing node."""
     if create(client, layout, queue, _with_mark(wanted, id), record):
         return
     follow = _sought(wanted.last, wanted.position, finished, onward=False)
@@ -425,7 +426,7 @@ def place(
 
 
 def mark(client: Client, layout: Layout, queue: str, id: str, record: Record) -> None:
-    """Mark a queue that is at the position of a file, and keep its owner and progress."""
+    """Mark a queue that is at the position from a file; keep its owner and progress."""
 
     def unmoved(node: QueueNode) -> QueueNode:
         return node if is_imported(node, id) else _with_mark(node, id)
@@ -445,7 +446,7 @@ def create(
     node: QueueNode = NEW,
     record: Record | None = None,
 ) -> bool:
-    """Create the node of a queue; return False if the node exists."""
+    """Create a queue node; return False if the node exists."""
     make_folder(client, layout.queues)
     path = layout.queue(queue)
     entry: m.CreateOp | None = None

@@ -1,10 +1,10 @@
-"""Set up a new session before its worker registers, and check server version and broker.
+"""Set up a new session before its worker registers, and check the server's version and the broker.
 
 If a follower dies while it synchronizes with a new leader, some versions of ZooKeeper may lose
-acknowledged transactions: ZOOKEEPER-4643, -4646, -4685 and -4785, and in 3.9.3 ZOOKEEPER-4925. This
-does not affect a single server.
+acknowledged transactions (ZOOKEEPER-4643, -4646, -4685 and -4785, and in 3.9.3 ZOOKEEPER-4925).
+These bugs do not affect a single server.
 
-The checks raise CoordinatorUnreachableError after their timeout, or if the session is lost.
+The functions raise CoordinatorUnreachableError after their timeout, or if the session is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 class BrokerNode:
     """The broker file that the workers of an app use."""
 
-    id: str  # a random number inside the file, which copies of the file share
+    id: str  # a random number in the file, also in its copies
     address: str  # the address with which the first worker opened the file
     host: str
 
@@ -67,7 +67,7 @@ def prepare_session(client: Client, layout: Layout, timeout_seconds: float) -> L
 
 
 def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None:
-    """Reject nodes that accounts without a role can change, if the settings require this check.
+    """If the settings require it, reject nodes that accounts without a role can change.
 
     :raises OpenTreeError: an account without a role can change a node.
     :raises NodeRefusedError: this account may not read the rights of a node.
@@ -79,8 +79,8 @@ def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None
 
 
 def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
-    # `qdo admin acl apply` sets the rights of these nodes last, so all other nodes then have
-    # theirs.
+    # `qdo admin acl apply` sets the rights of these nodes last. So if they are right, all nodes
+    # are.
     for path in (layout.root, *layout.persistent):
         with contextlib.suppress(NoNodeError):
             stranger = rights.stranger(client.get_acls(path)[0])
@@ -91,7 +91,7 @@ def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
 def check_broker(
     client: Client, layout: Layout, broker: BrokerNode, timeout_seconds: float
 ) -> None:
-    """Raise UsageError unless this worker has the broker file of the app's first worker."""
+    """Raise UsageError if this worker does not use the broker file of the app's first worker."""
     read = partial(_first_broker, client, layout, broker)
     first = _retried(read, client, layout, timeout_seconds)
     # Workers with different files would share queues by name, but each would miss the messages in
@@ -125,7 +125,7 @@ def _retried(
     except InvalidACLError as error:
         raise acl_rejected() from error
     except NoAuthError as error:
-        # Raise another error than for an unreachable coordinator, after which service managers
+        # Do not raise the error for an unreachable coordinator, after which service managers
         # restart the worker forever.
         account = client.access.account_name()
         raise NodeRefusedError(path=layout.root, account=account) from error
@@ -136,11 +136,11 @@ def _retried(
 
 def _prepare(client: Client, layout: Layout) -> Lease:
     rights = client.access.rights
-    # With ACLs, senders have no right to create the folder of doorbells.
+    # If there are ACLs, senders may not create the folder of doorbells.
     doorbells = (layout.doorbells,) if rights is not None and rights.accounts else ()
     for path in (*layout.persistent, f"{layout.components}/worker", *doorbells):
         client.ensure_path(path)
-    # This transaction proves the start of the session, from which the lease counts.
+    # This transaction proves contact with the leader, from which the lease counts.
     sent_at = clock()
     transaction = client.transaction()
     transaction.check(layout.workers, -1)
@@ -151,7 +151,7 @@ def _prepare(client: Client, layout: Layout) -> Lease:
 
 
 def _first_broker(client: Client, layout: Layout, mine: BrokerNode) -> BrokerNode:
-    """Return the broker file of the first worker, which may be this one."""
+    """Return the broker file of the first worker, which may be this worker."""
     if not client.exists(layout.broker):
         with contextlib.suppress(NodeExistsError):
             client.ensure_path(layout.root)
@@ -166,7 +166,7 @@ def is_safe(version: tuple[int, int, int]) -> bool:
 
 
 def warn_of_server(client: Client) -> None:
-    """Log a warning if the client's server is part of an ensemble of an unsafe version.
+    """Log a warning if the client's server is in an ensemble and has an unsafe version.
 
     Log nothing if the server does not allow the command `srvr`.
     """
@@ -192,19 +192,19 @@ def warn_of_server(client: Client) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """The self-description of one server in the address.
+    """The description that a server of the address gives of itself.
 
-    Version and mode are None if the server does not report them, for instance without `srvr`.
+    The version and mode are None if the server does not report them, for example without `srvr`.
     """
 
     host: str
     version: tuple[int, int, int] | None = None
     mode: str | None = None  # "leader", "follower", "observer" or "standalone"
-    fault: str | None = None  # why it cannot be reached
+    fault: str | None = None  # why the server is unreachable
 
 
 def read_server(host: str, timeout_seconds: float) -> ServerReport:
-    """Ask a server for its version and mode, without TLS; `host` may have a port or brackets."""
+    """Ask a server for its version and mode without TLS; `host` may have a port or brackets."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         name = host

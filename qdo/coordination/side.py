@@ -1,13 +1,13 @@
-"""A second connection to the coordinator, for everything but the ownership of queues.
+"""A second connection to the coordinator, for all purposes except the ownership of queues.
 
-A worker's session carries its lease. The shared values of an app may be many and large. They must
-not delay the contact that keeps the lease, so they have a separate connection. Processes without a
-lease, such as web servers and scripts, have only this connection. It opens at its first use. Its
-session has no ephemeral nodes, so its end loses nothing: kazoo begins a new session.
+A worker's lease needs regular contact over its session. An app may share many large values, which
+must not delay this contact, so they have a separate connection. Processes that are not workers,
+such as web servers and scripts, have only this connection. It opens at its first use. Its session
+has no ephemeral nodes, so its end has no consequences, and kazoo begins a new session.
 
 `LeasedConnection` is a side connection with ephemeral nodes: the locks of a process that is not a
 worker, and a node below ``components`` that shows that the process lives. Regular contact keeps its
-lease, by the same rule as for a worker's lease.
+lease valid, by the same rule as for a worker's lease.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _log = logging.getLogger(__name__)
 
 
 class SideConnection:
-    """A client, and a loop for its machines. Any thread may use it.
+    """A client with a loop for its machines. Safe to use from any thread.
 
-    :param client: an open and connected client, which `close` closes.
-    :param lease: the lease of a session that owns nodes.
+    :param client: a connected client, which `close` closes.
+    :param lease: the lease of the session, if it owns ephemeral nodes.
     """
 
     def __init__(self, client: Client, lease: Lease | None = None) -> None:
         self.client = client
-        self.pid = os.getpid()  # a forked child opens its own connection
+        self.pid = os.getpid()  # a forked child must not close it
         self._unclosed = threading.Lock()
         self._loop = MachineLoop(client, before_flush=_nothing, after_step=_nothing)
         self._loop.lease = lease
@@ -70,7 +70,7 @@ class SideConnection:
         self._loop.put(event)
 
     def wait(self, begin: Callable[[Callable[[], None]], object], timeout_seconds: float) -> bool:
-        """Call `begin` on the loop with a callback; return whether it was called in time."""
+        """Call `begin` on the loop with a callback; return False if nothing calls it in time."""
         done = self.client.handler.event_object()
         self._loop.put(partial(begin, done.set))
         return bool(done.wait(timeout_seconds))
@@ -78,7 +78,7 @@ class SideConnection:
     def close(self) -> None:
         """End the loop and the session; idempotent."""
         atexit.unregister(self.close)
-        # After the session has expired, the loop and the user may call this at the same time.
+        # When the session has expired, the loop and the user may both call this at the same time.
         if self.pid != os.getpid() or not self._unclosed.acquire(blocking=False):
             return
         self._loop.put(self._loop.end)
@@ -125,21 +125,21 @@ def _nothing() -> None:
 
 
 class LeasedConnection(SideConnection):
-    """A side connection for one session; after its end, make a new connection.
+    """A side connection for one session; after the session's end, make a new connection.
 
-    :ivar lease: valid while the session certainly lives.
-    :ivar path: path of the node of this process, "" before its registration.
-    :param component: the description of this process; `host` is part of its node's name.
+    :ivar lease: the lease, which is valid while the session certainly exists.
+    :ivar path: the path of this process's node; "" before the registration.
+    :param component: the description of this process; its `host` is part of the node's name.
     """
 
     def __init__(self, client: Client, layout: Layout, component: Mapping[str, Any]) -> None:
-        # This transaction proves that the session lives.
+        # This transaction proves that the session exists.
         sent_at = clock()
         settle(client, layout.root)
         timeout = client.negotiated_timeout_seconds or 0.0
         self.lease = Lease(timeout, client.heard_at or sent_at)
         self.over = False
-        # Events that this connection sets after the end of its session.
+        # The events that this connection sets after the end of its session.
         self.waiters: set[Any] = set()
         self.path = ""
         self._named: Any = client.handler.event_object()
@@ -198,7 +198,7 @@ class LeasedConnection(SideConnection):
 
 
 def note_in_component(client: Client, layout: Layout, note: Mapping[str, Any]) -> None:
-    """Add keys to the component node of the client's session, until the worker's next write.
+    """Add keys to the component node of the client's session; the worker's next write drops them.
 
     :raises CoordinatorUnreachableError: the connection is lost.
     """

@@ -1,11 +1,11 @@
-"""Read and change nodes by blocking calls, for commands and senders, with the machines' answers.
+"""Read and change nodes with blocking calls, for commands and senders.
 
-A transaction has one of three results: `Committed`, `Rejected` because of one of its operations, or
-`NoResponse`. None of them raises an error. After `NoResponse` the transaction may have taken
-effect, or may do so later. After a call of `settle`, a read shows the outcome.
+A transaction has one of three results: `Committed`, `Rejected` because of an operation, or
+`NoResponse`. These results raise no errors. After `NoResponse`, the transaction may have taken
+effect, or may take effect later. After a call of `settle`, a read shows the outcome.
 
-All functions raise NodeRefusedError if the account may not read or change a node, and
-CoordinatorUnreachableError after a timeout; a change may then have taken effect.
+All functions raise NodeRefusedError if the account may not read or change a node. After a timeout,
+they raise CoordinatorUnreachableError; then a change may have taken effect.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from qdo.coordination.protocol import machine as m
 from qdo.errors import NodeRefusedError
 from qdo.system.clock import clock
 
-# How long a caller waits for one answer, including lost connections.
+# The time for which a caller waits for an answer, even if it reconnects meanwhile.
 ANSWER_SECONDS = 15.0
-# How long `change` retries without an answer to a transaction.
+# The time for which `change` retries if its transactions get no answer.
 CHANGE_SECONDS = 2 * ANSWER_SECONDS
 Node = m.NodeRead | m.NodeMissing
 Decide = Callable[[Node], Sequence[m.Op] | None]
@@ -53,14 +53,14 @@ def _wait_again(client: Client, path: str, error: Exception, deadline: float) ->
 
 
 def commit(client: Client, ops: Sequence[m.Op]) -> m.Committed | m.Rejected | m.NoResponse:
-    """Perform a transaction: all operations or none."""
+    """Perform all operations in a transaction, or none of them."""
     return commit_each(client, [ops])[0]
 
 
 def commit_each(
     client: Client, transactions: Sequence[Sequence[m.Op]]
 ) -> list[m.Committed | m.Rejected | m.NoResponse]:
-    """Perform several transactions in this order, without waiting for each answer."""
+    """Perform several transactions in order, without waiting for each answer in turn."""
     answers = []
     for ops in transactions:
         answers.append(client.handler.async_result())
@@ -77,7 +77,7 @@ def _answered(client: Client, answer: Any) -> m.Committed | m.Rejected | m.NoRes
 
 
 def make_folder(client: Client, path: str) -> None:
-    """Create a node without data and all nodes above it, unless they exist."""
+    """Create a node without data, and all nodes above it, unless they exist."""
     deadline = clock() + ANSWER_SECONDS
     while True:
         try:
@@ -89,7 +89,7 @@ def make_folder(client: Client, path: str) -> None:
 
 def settle(client: Client, root: str) -> None:
     """Wait until no earlier transaction of this client can still take effect."""
-    # A committed check of the existing node `root` is a barrier that changes nothing.
+    # A committed check of the existing node `root` is a barrier without a change.
     deadline = clock() + ANSWER_SECONDS
     while isinstance(commit(client, [m.CheckOp(root)]), m.NoResponse):
         if client.session_over or clock() > deadline:
@@ -106,13 +106,14 @@ def change(
     is_mine: Callable[[m.NodeRead], bool] = lambda node: False,
     guess: Node | None = None,
 ) -> m.Committed | None:
-    """Change a node at the version read; retry until no other change intervenes.
+    """Read a node and change it at the same version; retry after other clients' changes.
 
-    :param decide: returns the operations for the node as read, first the operation on this node;
-        None for no change. `change` calls it again after a conflict. It may raise.
+    :param decide: a function of the node. It returns the operations, first the operation on this
+        node, or None for no change. `change` calls it again after a conflict. It may raise an
+        error.
     :param root: the path of an existing node, for `settle`.
-    :param is_mine: whether this call wrote a node. Without this function, `decide` is called again
-        after a lost answer, with the node at that time.
+    :param is_mine: a function that returns whether this call wrote a node. Without this function,
+        `change` calls `decide` again with the current node after a lost answer.
     :param guess: the node for the first decision. A correct guess saves a read.
     :returns: the transaction; None if `decide` returned None.
     """
@@ -136,5 +137,5 @@ def change(
         else:
             settle(client, root)
             unanswered = True
-            if clock() > deadline:  # perhaps this request itself ends each connection
+            if clock() > deadline:  # perhaps the request itself ends each connection
                 raise connection_lost(client, TimeoutError("no answer"))

@@ -1,30 +1,31 @@
-"""The schema of the PostgreSQL broker: an append-only log, and functions that write to it.
+"""The schema of the PostgreSQL broker: an append-only log, and functions that write to the log.
 
 **The order of a queue is the order of its commits.** If a sender took its position long before its
-commit, a reader that saw a later position first would skip the message. Therefore:
+commit, a reader could see a later position first, and would skip the message. Therefore:
 
 1. A sender locks the row of its queue. It then takes a position that is larger than all others and
-   inserts the message. PostgreSQL releases the lock once readers can see the commit, so a reader
-   that sees a message of a queue also sees every message before it.
-2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends them as the
-   last step before the commit. So no sender waits for a transaction that stays open for an hour.
-3. Positions come from one sequence. A sender advances it to the current time under a short lock.
-   Neither rollbacks nor snapshots affect a sequence, so the rule holds at every isolation level,
-   and after the clock of the server was set back. Positions, and the ids made from them, are unique
-   in the schema.
+   inserts the message. PostgreSQL releases the lock when readers can see the commit. So a reader
+   that sees a message of a queue also sees all earlier messages of the queue.
+2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends these messages
+as the last step before the commit. So no sender has to wait for a transaction that stays open for
+an hour.
+3. Positions come from one sequence. A sender advances the sequence to the current time under a
+short lock. Rollbacks and snapshots do not affect a sequence. So the rule is true at every isolation
+level, and even if the server's clock is set back. Positions and the ids made from positions are
+unique in the schema.
 
 The lock is `FOR NO KEY UPDATE`, which does not create a version of the row. Senders to different
 queues only share the sequence, for a few microseconds.
 
-Positions do not show which queues changed, because a transaction with a smaller position may commit
-later in another queue. Instead, `look` compares snapshots. New messages are the messages of
+Positions do not show which queues have changed, because a transaction with a smaller position may
+commit later in another queue. Instead, `look` compares snapshots. New messages belong to
 transactions that were not visible before.
 
 The coordinator stores the progress, so workers neither update nor delete a processed message.
 `trim` moves the start of the visible part of a queue (`queues.trimmed`). A worker drops a partition
-when all its messages are hidden. Autovacuum ignores the partitions.
+when `trim` has hidden all its messages. Autovacuum ignores the partitions.
 
-Requests are stored differently: few rows, which change, in one table that autovacuum cleans often.
+The storage of requests differs: few rows, which change, in one table that autovacuum cleans often.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 6
 OLDEST_SERVER = 15
-# How long an upgrade waits for a lock, and how long senders may wait for the upgrade.
+# The time for which an upgrade waits for a lock, and for which senders may wait for the upgrade.
 UPGRADE_LOCK_SECONDS = 5
-# Default duration of a partition. The space of processed messages is free after the retention time
-# plus at most two partitions.
+# The default duration of a partition. The space of processed messages becomes free after the
+# retention time plus at most the duration of two partitions.
 PARTITION_SECONDS = 3600
 _TABLES: dict[str, dict[str, str]] = {
     "sender": dict.fromkeys(("about", "streams"), "SELECT"),
@@ -122,15 +123,15 @@ FOREIGN_SCHEMA = "QD003"
 
 
 def grants(schema: str, role: str, kind: str) -> list[str]:
-    """Return the statements that give a role exactly the rights that it needs.
+    """Return the statements that give a role exactly the necessary rights.
 
     :param role: the name of the role, without quotes.
     :param kind: sender, worker or onlooker.
-    :raises UsageError: the name means all roles, or cannot be the name of a role.
+    :raises UsageError: the name means all roles, or is not a valid name of a role.
     """
-    # A sender may send messages, store requests and find requests by their ids, but cannot read
-    # messages. A worker may run `qdo-worker` and every command. An onlooker reads everything and
-    # changes nothing.
+    # A sender may send messages, store requests and find requests by their ids, but may not read
+    # messages. A worker may run `qdo-worker` and every command. An onlooker may read all tables but
+    # change none.
     if role == "public" or not role or "\0" in role:
         raise UsageError(
             reason=f"the role must be one role of PostgreSQL, got {role!r}; create one with"
@@ -148,7 +149,7 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
-    """Return the statements that create the schema, or upgrade it from format `have`."""
+    """Return the statements that create the schema, or upgrade the schema from format `have`."""
     # Each format extends the tables. An upgrade replaces all functions.
     tables = _text("schema.sql")
     if have:
@@ -160,7 +161,7 @@ def script(schema: str, partition_seconds: int, have: int = 0) -> str:
 
 
 def digest() -> str:
-    """Return a digest of this version's functions; `about` has it once they are stored."""
+    """Return a digest of this version's functions, which `about` contains after an upgrade."""
     return hashlib.sha256(_text("functions.sql").encode()).hexdigest()[:16]
 
 
@@ -226,7 +227,7 @@ def check_format(
 
 
 def _differs(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
-    """Return whether the schema has functions of another version of this format."""
+    """Return whether the schema has the functions of another version with the same format."""
     query = f"SELECT functions FROM {address.schema}.about"  # noqa: S608 - the address allows a-z, 0-9 and _
     return connection.execute(query).fetchone() != (digest(),)
 
@@ -264,9 +265,9 @@ def change(connection: PostgresqlConnection, address: SchemaAddress) -> str:
 def create(
     connection: PostgresqlConnection, address: SchemaAddress, partition_seconds: int
 ) -> bool:
-    """Create or upgrade the schema unless it is current; return whether it changed.
+    """Create or upgrade the schema if necessary; return whether the schema changed.
 
-    :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server`, `check_format`.
+    :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server` and `check_format`.
     :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that the upgrade needs;
         nothing was changed.
     """
@@ -277,11 +278,10 @@ def create(
         try:
             with connection.transaction():
                 if exists:
-                    # All senders would wait while an upgrade waits for an open transaction.
+                    # While an upgrade waits for an open transaction, all senders wait too.
                     connection.execute(f"SET LOCAL lock_timeout = '{UPGRADE_LOCK_SECONDS}s'")
-                    # Allow one upgrade at a time. Otherwise the server renames a sequence if
-                    # another transaction creates one with the same name, and functions do not find
-                    # it.
+                    # Allow one upgrade at a time. If two transactions create a sequence with the
+                    # same name, the server renames one of them, and functions do not find it.
                     connection.execute(
                         f"LOCK TABLE {address.schema}.about IN SHARE UPDATE EXCLUSIVE MODE"
                     )
@@ -294,14 +294,14 @@ def create(
             if error.sqlstate == FOREIGN_SCHEMA:
                 owner = str(error.diag.message_detail)
                 raise _foreign_schema(address, owner, connection.info.user) from error
-            if change(connection, address):  # else another process created it
+            if change(connection, address):  # unless another process has created it
                 raise
     check_format(connection, address)
     return False
 
 
 def _check_owner(connection: PostgresqlConnection, address: SchemaAddress) -> None:
-    """Raise UsageError if the upgrade would give the schema parts of another role."""
+    """Raise UsageError if this upgrade would create parts of the schema under another role."""
     query = "SELECT pg_get_userbyid(nspowner), current_user FROM pg_namespace WHERE nspname = %s"
     owner, user = connection.execute(query, (address.schema,)).fetchone() or ("", "")
     if owner != user:

@@ -1,7 +1,7 @@
-"""A connection to PostgreSQL, which is opened again when it is lost.
+"""A connection to PostgreSQL, and a session that opens a lost connection again.
 
 Every wait has a deadline, because a frozen server keeps its connections forever. psycopg waits with
-Python's `select`, which gevent replaces. A native thread must wait with the original `select`.
+Python's `select`, which gevent replaces, but a native thread must use the original `select`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ CONNECT_SECONDS = 10.0
 # The maximum duration of a statement. The longest statements write 64 MiB to a slow disk.
 ANSWER_SECONDS = 30.0
 
-_COMPILE = "SET jit = off"  # compiling a plan takes longer than executing it
-# Settings that every statement requires, in place of the defaults of the role and the database.
-# Other roles may create functions in other schemas.
+_COMPILE = "SET jit = off"  # compiling a plan takes longer than running it
+# The settings that every statement requires, instead of the defaults of the role and the database.
+# Without the search path, statements could call functions of other roles in other schemas.
 _DEFAULTS = f"""
 SET search_path = pg_catalog, pg_temp;
 SET standard_conforming_strings = on;
@@ -59,18 +59,19 @@ SET client_min_messages = warning;
 """
 
 _LOOK_SECONDS = 0.5
-# How long a statement waits before it checks whether another host of the address is the primary.
+# The time after which a waiting statement checks whether another host is the primary.
 _ASK_SECONDS = 8.0
-# For each `SchemaAddress.server`, the host that did not answer the last connection.
+# The host that did not respond to the last connection, by `SchemaAddress.server`.
 _silent: dict[str, str] = {}
-# For each `SchemaAddress.server`, the time at which this process found another host or server.
+# The time at which this process found another host or server, by `SchemaAddress.server`.
 _renewed: dict[str, float] = {}
 
-# Bits with which psycopg's generators name the awaited events, and get the occurred ones.
+# The bits of events: psycopg's generators return the awaited events, and get the events that
+# occurred.
 _READ = 1
 _WRITE = 2
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
-# Rights that the role of a worker needs on these tables; on all others it needs SELECT.
+# The rights that a worker's role needs on these tables. On all other tables, it needs SELECT.
 _TABLE_RIGHTS = {"dead_letters": "SELECT, UPDATE, DELETE"}
 _KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
     ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),
@@ -86,13 +87,13 @@ _KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
         PostgresqlBusyError,
     ),
 )
-# Errors at login, for which libpq has no SQLSTATE.
+# The errors at login, for which libpq has no SQLSTATE.
 _LOGIN = re.compile(
     "password|authentication|pg_hba.conf|role .* (does not exist|is not permitted to log in)"
 )
-# SQLSTATEs of unreachable servers: lost connections and shutdowns.
+# The SQLSTATEs of lost connections and server shutdowns.
 _REACH = re.compile("08|57P0")
-# Errors of the server, PgBouncer and the system about a missing resource for a connection, each
+# The errors of the server, PgBouncer and the system if a resource for a connection is missing, each
 # with its remedy.
 _REMEDIES = (
     (
@@ -110,7 +111,7 @@ _REMEDIES = (
 )
 _NO_DATABASE = re.compile("database .* does not exist|no such database")
 _READ_ONLY = re.compile("session is read-only|server is in hot standby")
-# Errors of libpq about parameters of the address, which it raises before it connects.
+# The errors that libpq raises before it connects, about parameters of the address.
 _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 
 
@@ -125,7 +126,7 @@ def loop_poll() -> Any:
 
 
 def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
-    """Wait until a socket is readable or writable; return the event, 0 after the deadline."""
+    """Wait until a socket is readable or writable; return the event, or 0 at the deadline."""
     events = (select.POLLIN if wanted & _READ else 0) | (select.POLLOUT if wanted & _WRITE else 0)
     poll.register(fileno, events)
     found = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
@@ -140,9 +141,9 @@ def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
 class PostgresqlConnection(psycopg.Connection[Any]):
     """A connection whose waits have a deadline.
 
-    :ivar make_poll: `native_poll` or `loop_poll`.
+    :ivar make_poll: the function `native_poll` or `loop_poll`.
     :ivar answer_seconds: the maximum duration of a statement.
-    :ivar address: the address given to `connect`; `host` is one of its hosts.
+    :ivar address: the address that `connect` got; `host` is one of the address's hosts.
     """
 
     address: SchemaAddress
@@ -154,23 +155,23 @@ class PostgresqlConnection(psycopg.Connection[Any]):
     _is_unconfirmed = False
 
     def is_outdated(self) -> bool:
-        """Return whether this process has found another server since it opened the connection."""
+        """Return whether this process found another server after it opened the connection."""
         return self.made_at < _renewed.get(self.address.server, 0.0)
 
     def outdate_others(self) -> None:
-        """Give up earlier connections of the process, whose server may stay silent for long."""
+        """Give up the process's earlier connections, because their server may stay silent."""
         _renewed[self.address.server] = self.made_at
 
     def _ask_others(self) -> None:
-        """Open another connection, which outdates this one if it leads to another host."""
+        """Open another connection; if it leads to another host, this connection is outdated."""
         _silent[self.address.server] = self.host
         with contextlib.suppress(psycopg.Error):
             connect(self.address, self.make_poll, _LOOK_SECONDS * 4).close()
 
     def noticed(self, notice: errors.Diagnostic) -> None:
-        """Give up a commit that the server reports but no synchronous standby has."""
-        # The server reports such a commit when a timeout or an operator ends its wait for the
-        # standby.
+        """Record that a commit is unconfirmed, because no synchronous standby has it."""
+        # The server reports such a commit as successful if a timeout or an operator ends its wait
+        # for the standby.
         self._is_unconfirmed |= notice.source_function == "SyncRepWaitForLSN"
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
@@ -201,7 +202,7 @@ class PostgresqlConnection(psycopg.Connection[Any]):
             result: RV = end.value
             return result
         except BaseException:
-            # Otherwise the interpreter closes it later, and prints errors of the cleanup.
+            # If the interpreter closed the generator later, it would print errors.
             with contextlib.suppress(psycopg.Error):
                 gen.close()
             raise
@@ -212,13 +213,13 @@ def connect(
     make_poll: Callable[[], Any] = native_poll,
     seconds: float | None = None,
 ) -> PostgresqlConnection:
-    """Return a connection to the first server that accepts one, or raise the last error.
+    """Return a connection to the first server that accepts it, or raise the last error.
 
-    :param seconds: the maximum duration of connecting and of each statement; None: the defaults.
+    :param seconds: the maximum duration of connecting and of each statement; None: the default.
     """
     deadline = time.monotonic() + (CONNECT_SECONDS if seconds is None else seconds)
     for left in range(len(address.conninfos), 0, -1):
-        share = max(0.0, deadline - time.monotonic()) / left  # a host that is down does not answer
+        share = max(0.0, deadline - time.monotonic()) / left  # a host that is down does not respond
         try:
             connection = _connect(address.conninfos[-left], make_poll, share)
             break
@@ -248,9 +249,9 @@ def _connect(conninfo: str, make_poll: Callable[[], Any], patience: float) -> Po
             message = pgconn.get_error_message()
             try:
                 check_descriptors(1)
-            except OSError as error:  # libpq does not report it
+            except OSError as error:  # libpq does not report this error
                 message = str(error.strerror)
-            # Callers may keep the error, which must not keep the socket open.
+            # Callers may keep the error, but it must not keep the socket open.
             raise psycopg.OperationalError(message, pgconn=errors.finish_pgconn(pgconn))
         wanted = _READ if state == pq.PollingStatus.READING else _WRITE
         if not wait_for(make_poll(), pgconn.socket, wanted, deadline):
@@ -271,14 +272,14 @@ def with_lock_timeout(
 
 
 def _set_up(connection: PostgresqlConnection) -> None:
-    """Set the settings that qdo requires, in place of the defaults of the role and database."""
+    """Set the settings that qdo requires, instead of the role's and database's defaults."""
     milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # the server gives up after qdo
     connection.execute(
         "SET default_transaction_isolation = 'read committed';"
         "SET lock_timeout = 0;"
         "SET idle_session_timeout = 0;"
         f"SET idle_in_transaction_session_timeout = {milliseconds};"
-        f"SET tcp_user_timeout = {milliseconds};"  # an unread answer keeps locks
+        f"SET tcp_user_timeout = {milliseconds};"  # unread responses keep locks
         f"SET statement_timeout = {milliseconds};"
         "SELECT set_config('synchronous_commit', 'on', false)"
         " WHERE current_setting('synchronous_commit') = 'off'",
@@ -287,8 +288,8 @@ def _set_up(connection: PostgresqlConnection) -> None:
 
 
 def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
-    """Return whether the server has closed an idle connection, for instance at a restart."""
-    # An idle connection receives only notifications or its end; a statement shows which.
+    """Return whether the server has closed an idle connection, for example at a restart."""
+    # An idle connection receives only notifications or its end; a statement distinguishes them.
     if connection.closed or connection.is_outdated():
         return True
     try:
@@ -300,14 +301,14 @@ def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
 
 
 class PostgresqlSession:
-    """A connection that is opened at first use, and again after a loss. For one thread.
+    """Opens a connection at the first use, and again after a loss. For one thread.
 
-    :param prepare: called with each new connection.
+    :param prepare: a function of each new connection.
     :ivar connection: the open connection, or None.
     """
 
-    # Behind a pooler, other clients would inherit the settings of a session. So the functions of
-    # the schema have their settings, and writes are transactions with a lock timeout.
+    # Through a pooler, other clients would inherit the settings of a session. So the schema's
+    # functions have their own settings, and writes are transactions with a lock timeout.
 
     def __init__(
         self,
@@ -322,9 +323,9 @@ class PostgresqlSession:
         self._role = ""
 
     def run(self, act: Callable[[PostgresqlConnection], T], *, writes: bool = False) -> T:
-        """Call `act` with the connection and return its result.
+        """Call `act` with the connection, and return the result.
 
-        :param writes: `act` may have stored messages when the connection is lost.
+        :param writes: whether `act` may have stored messages when the connection is lost.
         :raises PostgresqlError: the server is unreachable or refuses the call; see its subclasses.
         :raises UsageError: the login, a right or the schema is missing.
         """

@@ -31,17 +31,17 @@ _DEFAULTS = {
 class SchemaAddress:
     """One schema of a database."""
 
-    # Connection strings for libpq without a password, one for each host in the order of attempts.
+    # The connection strings for libpq, without a password: one for each host, in order of attempts.
     conninfos: tuple[str, ...]
     schema: str
     # Whether clients connect through a pooler in transaction mode.
     pooled: bool
-    # The database in errors and logs: HOST:PORT/DATABASE.
+    # The name of the database in errors and logs: HOST:PORT/DATABASE.
     server: str
 
 
 def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
-    """Parse a URL; raise SettingsError, which names `setting`, if the URL is invalid."""
+    """Parse a URL; if it is invalid, raise SettingsError with the name `setting`."""
     try:
         return _parsed(url)
     except SettingsError as error:
@@ -49,7 +49,7 @@ def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
 
 
 def split_chroot(url: str) -> tuple[str, str]:
-    """Return a coordinator's address without its `chroot`, and the chroot without slashes."""
+    """Split a coordinator's URL into the URL without `chroot`, and the chroot without slashes."""
     base, _, query = url.partition("?")
     pairs = query.split("&") if query else []
     rest = [pair for pair in pairs if not pair.startswith("chroot=")]
@@ -58,7 +58,7 @@ def split_chroot(url: str) -> tuple[str, str]:
 
 
 def coordinator_address(url: str) -> tuple[SchemaAddress, str]:
-    """Return the schema of a coordinator and its chroot; raise SettingsError if invalid."""
+    """Parse a coordinator's URL; return the schema and the chroot, or raise SettingsError."""
     address, chroot = split_chroot(url)
     return postgresql_address(address, "coordinator"), chroot
 

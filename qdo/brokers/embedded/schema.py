@@ -224,8 +224,9 @@ Row = tuple[Any, ...]
 class Query:
     """A SELECT statement with a letter of `_TYPES` for each column."""
 
-    # The methods raise `sqlite3.Error`, also for a value of another type. The callers'
-    # `qdo.system.sqlite.translated` converts the error to an error that names the file.
+    # The methods raise `sqlite3.Error`, also for a value of another type.
+    # `qdo.system.sqlite.translated` converts this error to an error of the file, such as
+    # DatabaseCorruptError.
 
     __slots__ = ("_kinds", "_known", "sql")
 

@@ -97,7 +97,7 @@ class Shards:
         return () if shard is None else shard.parents
 
     def has_listed_parent(self, name: str) -> bool:
-        """Return whether a parent of the shard still exists, because the shard is recent."""
+        """Return whether the shard is so recent that a parent still exists."""
         return any(self.known(parent) is not None for parent in self.parents(name))
 
     def open_one(self, name: str) -> Shard:

@@ -122,7 +122,7 @@ FROM (
 """
 _OF_REQUESTS = frozenset({REQUESTS})
 _MOST_PLACES = 2**31 - 1
-# After a slow look (many dead rows), the time to the next complete look is this many times longer.
+# After a look that read many dead rows, the next complete look waits this many times its duration.
 SPARED = 10.0
 LONGEST_SECONDS = 1.0
 MOST_LOOKS = 1000

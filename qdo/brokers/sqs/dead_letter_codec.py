@@ -49,7 +49,7 @@ class FoundDeadLetter:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The queue and identity of the message, which every receive of the dead letter returns."""
+        """The queue and identity of the message, which are the same in every receive."""
         return self.record.queue, SQS_POSITIONS.identity(self.record.position)
 
     @property

@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 # The pause after the first empty poll; each further empty poll doubles the pause.
 FIRST_REST_SECONDS = 0.5
-# The numbers of successive empty polls after which the poller checks the backlog.
+# The numbers of successive empty polls, at growing intervals, at which the poller checks the
+# backlog.
 LOOK_AT = frozenset(3 << shift for shift in range(24))
 # The interval in which the poller checks whether it may poll again.
 UNWANTED_SECONDS = 1.0

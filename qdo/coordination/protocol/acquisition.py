@@ -1,9 +1,9 @@
-"""Find out which assigned queues can be claimed, and wait for the others.
+"""Find the assigned queues that the worker can claim, and wait for the others.
 
-The worker first reads the queue node, with data and version in one read. Later in the same session
-it reads the owner's worker node. In this order, even the answer of a lagging follower is safe. If
-the answer shows that the owner is gone, the owner is gone, because numbers are never reused. The
-compare-and-swap of the claim rejects all other cases.
+The worker first reads the data and version of the queue node in one read. Later in the same
+session, it reads the owner's worker node. In this order, even the answer of a lagging server is
+safe. If the owner's node is missing, the owner is gone, because the coordinator never reuses
+numbers. In all other cases, the version check of the claim rejects an outdated read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qdo.positions import Positions
 
 log = logging.getLogger(__name__)
 NO_NODE = "it has no node"
-# Pause before the worker retries a refused node, because no watch fires when its ACL changes.
+# The pause before the worker retries a refused node. No watch fires when an ACL changes.
 RETRY_SECONDS = 15.0
 
 
 class Deletions:
-    """The version of the folder of queue nodes that one worker knows."""
+    """The known version of the folder of queue nodes; each deletion of a node changes it."""
 
     def __init__(self, folder: str, machine: m.Machine) -> None:
         self.known = False
@@ -37,14 +37,14 @@ class Deletions:
         self._unchecked = False
 
     def read(self) -> None:
-        """Read the version. Queue nodes read after this call may be claimed under it."""
+        """Read the version, which claims of queue nodes check if the nodes are read later."""
         self.known = False
         self.reading = True
         self._machine.ask(m.Stat(self._folder), self._read)
 
     def _read(self, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse):
-            return  # read again after the reconnection
+            return  # after reconnecting, the worker reads again
         self.reading = False
         if isinstance(answer, m.Refused):
             self._give_up(answer.reason)
@@ -53,11 +53,11 @@ class Deletions:
             self._version = answer.version
 
     def checks(self) -> tuple[m.CheckOp, ...]:
-        """Return the operations that a claim must contain."""
+        """Return the operations that each claim must contain."""
         return () if self._unchecked else (m.CheckOp(self._folder, self._version),)
 
     def rejected(self, answer: m.Rejected) -> None:
-        """Handle a claim that failed because of an operation of `checks`."""
+        """Handle a claim that failed because of an operation from `checks`."""
         self.known = False
         if answer.fault is m.CommitError.OTHER:
             self._give_up(answer.reason)
@@ -73,7 +73,7 @@ class Deletions:
 
 
 class Acquisition:
-    """The slots of one worker that are reading, waiting, unusable or free."""
+    """The slots of one worker in the states reading, waiting, unusable and free."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Acquisition:
         clock: Callable[[], float],
         lease: Lease,
     ) -> None:
-        # Slots whose queue nodes had no owner when this worker read them.
+        # The slots of queues whose nodes had no owner when this worker read them.
         self.free: dict[str, OwnedQueue] = {}
         self.deletions = Deletions(layout.queues, machine)
         self._layout = layout
@@ -104,11 +104,11 @@ class Acquisition:
 
     @property
     def reading(self) -> bool:
-        """Whether answers are outstanding; the claim should then wait for them."""
+        """Whether answers to reads are outstanding, for which the claim should wait."""
         return self._reads > 0
 
     def connected(self) -> None:
-        """Start again without reads in flight or armed watches."""
+        """Start again, because the new connection has no open reads or armed watches."""
         self._reads = 0
         self._to_check.clear()
         self._waiting.clear()
@@ -116,7 +116,7 @@ class Acquisition:
         self._read_all(QueueState.READING, QueueState.WAITING, QueueState.UNUSABLE)
 
     def start_over(self, answer: m.Rejected) -> None:
-        """Read the free slots again, because nodes have been deleted since the last read."""
+        """Read the free slots again, because queue nodes have been deleted since the last read."""
         self.deletions.rejected(answer)
         self._read_all(QueueState.FREE)
 
@@ -128,11 +128,11 @@ class Acquisition:
                 self.read(slot)
 
     def due(self) -> float:
-        """Return the time at which `flush` next has a node to read, or `inf`."""
+        """Return the time at which `flush` has to read the next node; `inf` if there is none."""
         return min(self._read_at.values(), default=float("inf"))
 
     def flush(self) -> None:
-        """Read due nodes again; after the last answer, check whether their owners live."""
+        """Read due nodes again; after the last answer, check whether the owners live."""
         if self._read_at and self.due() <= (now := self._clock()):
             for queue in [queue for queue, at in self._read_at.items() if at <= now]:
                 del self._read_at[queue]
@@ -168,7 +168,7 @@ class Acquisition:
 
     def _read(self, slot: OwnedQueue, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse):
-            return  # `connected` starts again
+            return  # `connected` starts over
         self._reads -= 1
         if self._slots.get(slot.queue) is not slot or slot.state is not QueueState.READING:
             return
@@ -194,13 +194,13 @@ class Acquisition:
         self.free[slot.queue] = slot
 
     def refuse(self, slot: OwnedQueue, reason: str) -> None:
-        """Ignore a queue whose node the coordinator does not let this worker read or write."""
+        """Ignore a queue if the coordinator refuses to let this worker read or write its node."""
         self._read_at[slot.queue] = self._clock() + RETRY_SECONDS
         slot.version = -1
         self._watch_unusable(slot, reason)
 
     def _watch_unusable(self, slot: OwnedQueue, reason: str) -> None:
-        """Ignore a queue until its node changes, which loses no messages."""
+        """Ignore a queue until its node changes. No messages are lost."""
         slot.state = QueueState.UNUSABLE
         if slot.fault != reason:
             slot.fault = reason
@@ -214,10 +214,10 @@ class Acquisition:
         self._watch(slot)
 
     def _watch(self, slot: OwnedQueue) -> None:
-        """Read a queue again when its node changes; the watch needs no right to read the node."""
+        """Read a queue's node again when it changes; the watch needs no right to read it."""
 
         def armed(answer: m.Response) -> None:
-            # The version of a refused node is unknown. The worker reads the node again later.
+            # The version of a refused node is unknown, but the worker reads the node again later.
             known = slot.version >= 0 or slot.fault == NO_NODE
             if isinstance(answer, m.NodeRead) and known and answer.version != slot.version:
                 self.queue_changed(slot.queue)
@@ -225,7 +225,7 @@ class Acquisition:
         self._machine.ask(m.Stat(self._layout.queue(slot.queue), watch=True), armed)
 
     def queue_changed(self, queue: str) -> None:
-        """Handle a change of the watched node of a queue."""
+        """Handle a change of a queue's watched node."""
         slot = self._slots.get(queue)
         if slot is not None and (
             slot.state is QueueState.UNUSABLE
@@ -236,7 +236,7 @@ class Acquisition:
     # --- its owner's node -------------------------------------------------------------
 
     def _look(self, owner: str, slots: list[OwnedQueue]) -> None:
-        """Read an owner's node; the same read arms the watch, so no change is missed."""
+        """Read and watch an owner's node in one request, so the worker misses no change."""
         self._machine.ask(
             m.Get(self._layout.worker(owner), watch=True),
             lambda answer: self._looked(owner, slots, answer),
@@ -256,7 +256,7 @@ class Acquisition:
                 if slot.state is QueueState.READING:
                     self.offer(slot)
                 else:
-                    self.read(slot)  # its owner may have written the node since the read
+                    self.read(slot)  # the owner may have written it since
         elif isinstance(answer, m.NodeRead):
             listed = frozenset(WorkerNode.parse(answer.data).queues)
             for slot in current:
@@ -275,16 +275,16 @@ class Acquisition:
         self._waiting.setdefault(owner, {})[slot.queue] = slot
 
     def _unlisted(self, slot: OwnedQueue, owner: str) -> None:
-        """Handle a queue whose node names a live worker that does not list it."""
-        # Usually the owner has released the queue since the read, so read the node again.
+        """Handle a queue whose node names a live owner, if the owner does not list the queue."""
+        # Usually the owner has released the queue since the read, so read the queue node again.
         if slot.unlisted != slot.version:
             slot.unlisted = slot.version
             slot.take_at = float("inf")
             self.read(slot)
             return
-        # A release changes both nodes, so another program has written one of them. The owner lists
-        # its queues again when it notices this. If neither node changes for a session timeout, the
-        # queue counts as free.
+        # A release changes both nodes, so another program must have written one of them. When the
+        # owner notices the change, it lists its queues again. If neither node changes for a session
+        # timeout, the queue counts as free.
         now = self._clock()
         if slot.take_at == float("inf"):
             slot.take_at = now + self._lease.timeout_seconds
@@ -304,7 +304,7 @@ class Acquisition:
             self.offer(slot)
 
     def _watch_refused(self, owner: str, slots: list[OwnedQueue], reason: str) -> None:
-        """Read queues again when the unreadable node of their owner changes."""
+        """Read queues again when their owner's unreadable node changes."""
         for slot in slots:
             if slot.state is QueueState.WAITING:
                 self.read(slot)
@@ -322,14 +322,14 @@ class Acquisition:
         self._machine.ask(m.Stat(self._layout.worker(owner), watch=True), armed)
 
     def worker_changed(self, worker: str) -> None:
-        """Read the node of a worker again that owns queues assigned to this worker."""
+        """Read a changed worker node again, if its worker owns queues assigned to this worker."""
         waiting = self._waiting.pop(worker, None)
         if waiting:
             self._look(worker, list(waiting.values()))
 
 
 def faults(slots: Mapping[str, OwnedQueue]) -> dict[str, str]:
-    """Return, by queue, why the worker does not process it, unless its node shows the reason."""
+    """Return the faults of unprocessed queues, except those that the queue node shows."""
     return {
         slot.queue: slot.fault
         for slot in slots.values()

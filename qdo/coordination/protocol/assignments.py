@@ -1,7 +1,8 @@
-"""The assignments: the leader writes the assignments of a plan, and each worker reads its own.
+"""The assignments: the leader writes them according to a plan, and each worker reads its own.
 
-The leader watches each assignment. Otherwise, if another program changed an assignment, its worker
-would release queues that no other worker takes until the leader reads everything again.
+The leader watches each assignment for changes by other programs. Without the watches, a worker
+would release the removed queues, and no worker would take them until the leader reads all nodes
+again.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues, parse
 from qdo.text import pluralize
 
 log = logging.getLogger(__name__)
-# A worker, the queues assigned to it, and the operation that writes them.
+# A worker, its new assigned queues, and the operation that writes them.
 Change: TypeAlias = tuple[str, frozenset[str], m.Op]
-# Commits operations under the leader's fence, and passes the answer to the callback.
+# A function that commits operations under the leader's fence, and passes the answer to the
+# callback.
 FencedCommit: TypeAlias = Callable[[tuple[m.Op, ...], m.Callback], None]
-# Sends a read whose answer counts only in the present term.
+# A function that sends a read, and ignores the answer if the present term has ended.
 Observe: TypeAlias = Callable[[m.Get | m.Stat, m.Callback], None]
-# Pause before a worker reads a refused assignment again: no watch fires when its ACL changes.
+# The pause before a worker reads a refused assignment again. No watch fires when an ACL changes.
 RETRY_SECONDS = 15.0
-# Pause before a worker reads any other assignment again. Newer ZooKeeper servers do not report the
-# deletion of a node to clients that may not read it, so a replacement would go unnoticed.
+# The pause before a worker reads any other assignment again. Newer ZooKeeper servers do not report
+# a deletion to clients that may not read the node. So the worker may not notice a replacement.
 REREAD_SECONDS = 60.0
 
 
 class Assignments:
-    """The assignment nodes that this term has read or written."""
+    """The assignment nodes that the leader has read or written in this term."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Assignments:
         self._layout = layout
         self._commit = commit
         self._observe = observe
-        # Called when the nodes differ from the remembered ones.
+        # A function to call when the nodes differ from the remembered nodes.
         self._on_conflict = on_conflict
         self._assigned: dict[str, tuple[frozenset[str], int]] = {}
         self._unwritable: set[str] = set()
@@ -53,19 +55,19 @@ class Assignments:
         self._garbage: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Drop all cached data before everything is read again."""
+        """Drop all cached data, before the leader reads all nodes again."""
         self._assigned = {}
         self._garbage = {}
         self.publishing = False
 
     def end_term(self) -> None:
-        """Also forget which nodes could not be written."""
+        """Drop all cached data, even about unwritable nodes."""
         self._unwritable.clear()
         self._protected.clear()
         self.forget()
 
     def writable(self, worker: str) -> bool:
-        """Return whether the queues assigned to a worker can be changed."""
+        """Return whether the leader can change the assignment of a worker."""
         return worker not in self._unwritable
 
     def read(self, worker: str, observe: Observe) -> None:
@@ -84,7 +86,7 @@ class Assignments:
         observe(m.Get(self._layout.assignment(worker), watch=True), answered)
 
     def check(self, worker: str) -> None:
-        """Watch an assignment node again; report a conflict if its value is not from this term."""
+        """Watch an assignment node again; report a conflict if this term did not write it."""
 
         def answered(answer: m.Response) -> None:
             if self.publishing or worker not in self._assigned:
@@ -106,11 +108,11 @@ class Assignments:
         return self._assigned.get(worker, (frozenset[str](), 0))[0]
 
     def shares_of_others(self, workers: Collection[str]) -> dict[str, frozenset[str]]:
-        """Return the queues assigned to each worker outside of `workers`."""
+        """Return the queues assigned to each worker that is not in `workers`."""
         return {name: each for name, (each, _) in self._assigned.items() if name not in workers}
 
     def current(self, workers: Mapping[str, WorkerNode]) -> dict[str, list[str]]:
-        """Return the assignment of each worker, or the queues in its node if it has none."""
+        """Return the assignment of each worker; without an assignment, the queues in its node."""
         return present_shares({name: found[0] for name, found in self._assigned.items()}, workers)
 
     # --- writing ----------------------------------------------------------------------
@@ -118,7 +120,7 @@ class Assignments:
     def changes(
         self, workers: Mapping[str, WorkerNode], wanted: Mapping[str, list[str]]
     ) -> list[Change]:
-        """Return the changes that lead to a plan."""
+        """Return the changes that make the assignments equal to a plan."""
         changes: list[tuple[int, str, frozenset[str], m.Op]] = []
         nodes = self._assigned.keys() | self._garbage.keys() | self._protected
         for worker in workers.keys() | nodes:
@@ -138,18 +140,19 @@ class Assignments:
             share, data = _fitting(worker, share, had)
             if share == had and kept:
                 continue
-            if replaced:  # the old node is protected; a new node needs rights only on its folder
+            if replaced:  # a new node only needs rights on its folder
                 changes.append((0, worker, had, m.DeleteOp(path)))
                 changes.append((0, worker, share, m.CreateOp(path, data)))
                 continue
             op: m.Op = m.SetOp(path, data, version) if version >= 0 else m.CreateOp(path, data)
             changes.append((int(not share - had), worker, share, op))
-        # Write workers that gain queues first, because they must watch before others release.
+        # Write workers that gain queues first, because they must watch before other workers
+        # release.
         changes.sort(key=lambda change: change[:2])
         return [(worker, share, op) for _, worker, share, op in changes]
 
     def write(self, changes: list[Change]) -> None:
-        """Send the first transaction of the changes; the others follow its answer."""
+        """Send the first transaction of the changes; after its answer, send the others."""
         size = 0
         batch: list[Change] = []
         for worker, share, op in changes:
@@ -187,8 +190,8 @@ class Assignments:
             self.write(rest)
 
     def _refused(self, worker: str, share: frozenset[str], op: m.Op, reason: str) -> None:
-        """Replace an assignment that cannot be written, or leave it if it cannot be replaced."""
-        # An assignment that is rejected repeatedly would block all others.
+        """Replace an assignment node that is unwritable; if this fails too, leave the node."""
+        # If the leader retried a rejected assignment forever, it would block all others.
         if isinstance(op, m.SetOp):
             self._protected.add(worker)
             log.warning("rebalancer: replacing %s: %s", op.path, reason)
@@ -205,8 +208,8 @@ class Assignments:
 def present_shares(
     assigned: Mapping[str, frozenset[str]], workers: Mapping[str, WorkerNode]
 ) -> dict[str, list[str]]:
-    """Return the present queues of each worker; `assigned` has the known assignments."""
-    # A worker without an assignment has those queues in its node that no other worker is assigned.
+    """Return the present queues of each worker; `assigned` contains the known assignments."""
+    # A worker without an assignment has the queues in its node, except queues assigned to others.
     known = {name for name in workers if name in assigned}
     current = {name: sorted(assigned[name]) for name in known}
     taken = {queue for name in known for queue in assigned[name]}
@@ -218,7 +221,7 @@ def present_shares(
 def _fitting(
     worker: str, share: frozenset[str], had: frozenset[str]
 ) -> tuple[frozenset[str], bytes]:
-    """Return an assignment and its value, cut to the size limit of a node."""
+    """Return an assignment, cut to the size limit of a node, and its value."""
     data = encode_queues(share)
     # Cut new queues first, so that the worker keeps its present queues.
     names = sorted(share, key=lambda name: (name not in had, name))
@@ -239,8 +242,8 @@ def _fitting(
 class AssignmentReader:
     """Reads and watches the assignment of one worker.
 
-    If the assignment cannot be read, the worker keeps its queues. The rebalancer notices such a
-    node and writes it again.
+    If the worker cannot read the assignment, it keeps its queues. The rebalancer notices an
+    unreadable node and writes the node again.
     """
 
     def __init__(
@@ -260,7 +263,7 @@ class AssignmentReader:
         self._retry_at = float("inf")
 
     def connected(self) -> None:
-        """Read the assignment, which is unknown until the answer arrives."""
+        """Read the assignment again, which is unknown until the answer arrives."""
         self.known = False
         self.read()
 
@@ -269,7 +272,7 @@ class AssignmentReader:
         self._machine.ask(m.Get(self.path, watch=True), self._answered)
 
     def due(self) -> float:
-        """Return the time at which `flush` reads the assignment again; `inf` during a read."""
+        """Return the time at which `flush` must read the assignment again; `inf` during a read."""
         return self._retry_at
 
     def flush(self) -> None:

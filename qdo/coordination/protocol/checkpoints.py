@@ -1,9 +1,9 @@
 """Record many `last` values in few transactions.
 
-Each transaction checks that the worker's own node exists, and sets queue nodes at the versions that
-this worker last saw. So a worker whose session has ended can write nothing, and no worker
-overwrites a `last` that an operator moved. Several transactions may be in flight, but at most one
-for each queue.
+Each transaction checks that the worker's own node exists, and writes queue nodes only at the
+versions that this worker last saw. So the writes of a worker fail after the end of its session, and
+never overwrite a `last` that an operator moved. Several transactions may be in flight, but at most
+one for each queue.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import MAX_TRANSACTION_BYTES
 from qdo.system.clock import Histogram
 
-# Queues per transaction. Measurements were best between 100 and 250.
+# The maximum number of queues per transaction. Measurements were best between 100 and 250.
 BATCH = 250
-# Transactions in flight at once.
+# The maximum number of transactions in flight.
 IN_FLIGHT = 4
 MAX_STRETCH_SECONDS = 5.0
-# Upper limit of the bytes that an operation takes in addition to its path and data.
+# The maximum size of an operation without its path and data, in bytes.
 OP_BYTES = 64
-# Upper bounds of the response time buckets, in seconds.
+# The upper bounds of the response time buckets, in seconds.
 LATENCY_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 Recorded: TypeAlias = tuple[OwnedQueue, QueueNode, m.SetOp]
 
 
 @dataclass(slots=True)
 class CheckpointTotals:
-    """The results of one process's checkpoints, over all of its registrations."""
+    """The results of one process's checkpoints in all its registrations."""
 
-    # Number of transactions by result: "recorded", "rejected" or "unanswered".
+    # The number of transactions by result: "recorded", "rejected" or "unanswered".
     results: Counter[str] = field(default_factory=Counter)
-    # Number of recorded progress values, over all queues.
+    # The number of recorded progress values of all queues.
     queues: int = 0
     latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
 
 
 class Checkpoints:
-    """Records the progress of queues; `recovery` rereads nodes whose state is unknown."""
+    """Records the progress of queues; `recovery` reads nodes again whose state is unknown."""
 
     def __init__(
         self,
@@ -76,16 +76,16 @@ class Checkpoints:
         self._dirty[slot.queue] = slot
 
     def due(self) -> float:
-        """Return the time of the next checkpoint, or `inf` without progress to record."""
+        """Return the time of the next checkpoint; `inf` without progress to record."""
         idle = not self._dirty or self.in_flight >= IN_FLIGHT
         return float("inf") if idle else self._next
 
     def hurry(self) -> None:
-        """Send at the next flush, regardless of the interval."""
+        """Send the progress at the next flush, regardless of the interval."""
         self._hurried = True
 
     def flush(self, now: float) -> None:
-        """Send the due progress in transactions, each for different queues."""
+        """Send due progress in transactions, each for different queues."""
         is_due = self._hurried or now >= self._next
         if not self._dirty or not is_due or self.in_flight >= IN_FLIGHT:
             return
@@ -93,14 +93,15 @@ class Checkpoints:
         chosen = self._choose(room)
         for batch in self._batches(chosen):
             self._send(batch, now)
-        # A queue with a request in flight waits for the answer, and then follows.
+        # A queue with an open request is not chosen. Its progress follows after the answer.
         self._hurried = self._hurried and bool(self._dirty)
-        # If the coordinator is slow, stretch the interval: be in flight at most half of the time.
+        # If the coordinator is slow, use a longer interval, so that no transaction is in flight
+        # half of the time.
         pause = max(self._interval, min(2 * self._round_trip, MAX_STRETCH_SECONDS))
         self._next = now if len(chosen) == room else now + pause
 
     def _choose(self, room: int) -> list[tuple[OwnedQueue, QueueNode]]:
-        """Take at most `room` queues with progress to record, the longest waiting first."""
+        """Take at most `room` queues with progress to record; take the longest waiting first."""
         chosen: list[tuple[OwnedQueue, QueueNode]] = []
         settled = []
         for queue, slot in self._dirty.items():
@@ -111,7 +112,7 @@ class Checkpoints:
             settled.append(queue)
             claim = slot.claim
             if claim is None or slot.state not in (QueueState.OWNED, QueueState.RELEASING):
-                continue  # its release records the progress, or another worker owns it
+                continue  # a release records the progress, or the queue is lost
             if (node := slot.progressed()) is not slot.node:
                 chosen.append((slot, node))
         for queue in settled:
@@ -119,7 +120,7 @@ class Checkpoints:
         return chosen
 
     def _batches(self, chosen: list[tuple[OwnedQueue, QueueNode]]) -> Iterator[list[Recorded]]:
-        """Split queues into transactions of limited size, because nodes may be large."""
+        """Split queues into transactions with a size limit, because nodes may be large."""
         batch: list[Recorded] = []
         size = 0
         for slot, node in chosen:
@@ -176,7 +177,7 @@ class Checkpoints:
                 self._dirty[slot.queue] = slot
 
     def _rejected(self, batch: list[tuple[OwnedQueue, QueueNode]], answer: m.Rejected) -> None:
-        """Read the rejected queue again, and resend the others at once."""
+        """Read the rejected queue's node again, and resend the other progress at once."""
         if answer.refuses(0) or (answer.index == 0 and answer.fault is m.CommitError.NO_NODE):
             self._own_node.gone()
             return

@@ -1,4 +1,4 @@
-"""The claims of a worker, and the state of each queue that it owns or should own.
+"""The claims of a worker, and the state of each queue that the worker owns or should own.
 
 States of a slot, and the next states:
 
@@ -31,9 +31,10 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import NEW, FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
-# Why a claim ends: the leader assigned the queue to another worker; the worker stops; the queue was
-# deleted or finished; the worker cannot read or write the queue node; acknowledged writes of the
-# node have vanished; the node does not name the worker; the session has ended.
+# The reasons for the end of a claim: the leader assigned the queue to another worker; the worker
+# stops; the queue was deleted or finished; the worker cannot read or write the queue node;
+# acknowledged writes of the node have vanished; the node does not name the worker; the session has
+# ended.
 ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "rebalanced",
     "drained",
@@ -43,8 +44,9 @@ ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "lost",
     "session",
 )
-# How many messages after the recorded `last` may have begun under the former owner. If there are
-# more, as with jobs under 2 ms, each start at least records the progress of this many.
+# The assumed maximum number of messages after the recorded `last` that began under the former
+# owner. With jobs under 2 ms there may be more. Even then, each start records the progress of this
+# number of messages.
 CAREFUL = 100
 
 
@@ -62,48 +64,49 @@ class QueueState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One ownership of a queue by this process, as the worker engine sees it."""
+    """The ownership of a queue by this process, for the worker engine."""
 
     queue: str
-    # Number of the claim, which grows with every claim of the queue by any worker.
+    # The number of the claim. Every later claim of the queue, by any worker, has a higher number.
     fence: int
-    # Position up to which all messages are done. It starts at the recorded `last`. The engine sets
-    # it after each message.
+    # The position up to which all messages are done. It starts at the recorded `last`, and the
+    # engine advances it after each message.
     done: int
-    # The lease of the registration that made the claim; never a later lease.
+    # The lease of the registration that made the claim. A later registration has another lease.
     lease: Lease
-    # Failure record of a message after `done`, from the queue node. The engine sets the record
-    # after a failed attempt, and checkpoints write it with `done`. Once `done` has reached its
-    # message, the record has no effect and need not be removed.
+    # The failure record of a message after `done`, from the queue node. The engine sets the record
+    # after a failed attempt, and checkpoints write the record with `done`. Once `done` has reached
+    # the message, the record has no effect.
     failure: FailureRecord | None = None
-    # Messages that are done or failed beyond `done`, if processing is not strictly in order.
+    # The messages after `done` that are done or failed, if processing is not strictly in order.
     out_of_order: OutOfOrderProgress | None = None
     positions: Positions = TIME_POSITIONS
-    # Names of processed messages; see `QueueNode.unconfirmed`.
+    # The names of processed messages; see `QueueNode.unconfirmed`.
     unconfirmed: tuple[str, ...] = ()
-    # Called before a checkpoint, to update the fields above; None if they are always up to date.
+    # A function that updates these fields before a checkpoint; None if they are always up to date.
     refresh: Callable[[], None] | None = None
-    # The former claim, whose progress this claim continues until it begins; see `take_over`.
+    # The former claim, whose progress this claim takes over when it begins; see `take_over`.
     before: Claim | None = None
-    # Whether messages may start while the lease is valid.
+    # Whether messages may start while the lease is valid; see `paused`.
     open: bool = True
-    # Whether the claim is closed because its queue is paused; the end of the pause reopens it.
+    # Whether the claim is closed only because its queue is paused. The end of the pause reopens it.
     paused: bool = False
-    # Why the owner gives up the queue, one of `ENDINGS`; "" while the owner keeps the queue.
+    # The reason why the owner gives up the queue, from `ENDINGS`; "" while the owner keeps the
+    # queue.
     ending: str = ""
-    # The former owner if it went without a release, else "".
+    # The former owner if it is gone without a release; else "".
     former: str = ""
-    # How many more messages to record before they begin, because such an owner is gone.
+    # The number of further messages to record before they begin, because of `former`.
     careful: int = 0
-    # Clock time until which a starting message may be one that killed the former owner; 0 before
-    # the first message.
+    # The clock time until which a starting message may be the message that killed the former owner;
+    # 0 before the first message.
     suspects_until: float = 0.0
 
     @classmethod
     def of(
         cls, queue: str, fence: int, node: QueueNode, lease: Lease, positions: Positions
     ) -> Claim:
-        """Make a claim from a queue node; raise ValueError if its `position` is invalid."""
+        """Make a claim from a queue node; raise ValueError if the node's `position` is invalid."""
         done = positions.resume_after(node.last, node.position)
         return cls(
             queue, fence, done, lease, node.failure, node.out_of_order, positions, node.unconfirmed
@@ -116,14 +119,14 @@ class Claim:
 
     @property
     def over(self) -> bool:
-        """Whether the claim has ended: its queue is being released, or is lost."""
+        """Whether the claim has ended, because its queue is being released or is lost."""
         return not self.open and not self.paused
 
     def close(self) -> None:
         self.open = self.paused = False
 
     def pause(self) -> None:
-        """Start no message until a call of `resume`; do nothing if the claim is over."""
+        """Let no message start until a call of `resume`; do nothing if the claim has ended."""
         if self.open:
             self.open = False
             self.paused = True
@@ -134,13 +137,13 @@ class Claim:
             self.paused = False
 
     def follow(self, former: str) -> None:
-        """Record the first messages before they begin: one may have killed the former owner."""
+        """Record the first messages before they begin, because one may have killed `former`."""
         self.former = former
         self.careful = CAREFUL
 
     def take_over(self) -> bool:
-        """Adopt the progress of the claim `before`; return whether that progress was farther."""
-        # An operator changed the node at an older position than this progress, but did not move the
+        """Adopt the progress of the claim `before`; return whether it was farther."""
+        # An operator changed the node at a position before this progress, but did not move the
         # queue back. So do not repeat the messages in between.
         before = self.before
         self.before = None
@@ -167,9 +170,9 @@ class Claim:
 
     def add_failure(self, failure: FailureRecord) -> None:
         """Set the failure record of the first message after `done`."""
-        # Keep the record of a later message, whose former owner had got beyond `done` and then
-        # died. Otherwise a failing message, before another message that kills the process each
-        # time, would hide the attempts of that other message forever.
+        # The former owner may have died at a later message. Keep the record of the later message.
+        # Otherwise a failing message would always replace the record of a later message that kills
+        # the process, and hide its attempts forever.
         later = self.failure
         if later is not None and later.position > failure.position and self.positions.stable:
             above = self.out_of_order or OutOfOrderProgress()
@@ -187,27 +190,27 @@ class OwnedQueue:
 
     queue: str
     state: QueueState = QueueState.READING
-    # The queue node as last read or written; `version` is the version of that node.
+    # The last read or written value of the queue node; `version` is its version.
     node: QueueNode = NEW
     version: int = -1
     claim: Claim | None = None
-    # Whether a transaction of this queue is in flight or in doubt, or its node is being read again.
+    # Whether a transaction of this queue is in flight or in doubt, or a read of its node is open.
     # The worker sends no other request for the queue until the answer arrives.
     busy: bool = False
-    # Whether to read the node again as soon as it is no longer busy.
+    # Whether to read the node again as soon as the queue is not `busy`.
     again: bool = False
-    # Whether to release with the node's `last` instead of the remembered position.
+    # Whether to keep the node's `last` on release instead of recording the claim's progress.
     as_found: bool = False
-    # Whether operators changed the node during the release, but did not move the queue back. The
-    # worker then takes the claim's progress, and all other values from the node.
+    # Whether an operator changed the node during the release without moving the queue back. The
+    # worker then records the claim's progress, and keeps all other values of the node.
     decided: bool = False
-    # The owner that a waiting slot waits for.
+    # The worker whose release a waiting slot awaits.
     owner: str = ""
-    # Why the worker cannot process the assigned queue, "" if it can.
+    # The reason why the worker cannot process the assigned queue; "" if it can.
     fault: str = ""
-    # Version of the queue node at which the owner did not list the queue.
+    # The version of the queue node at which the owner did not list the queue.
     unlisted: int = -1
-    # Time from which a queue that its owner does not list counts as free.
+    # The time from which the queue counts as free because its owner does not list it.
     take_at: float = float("inf")
 
     def has_recorded(self, done: int) -> bool:
@@ -222,7 +225,7 @@ class OwnedQueue:
         return _moved(self.node, done, positions) is self.node
 
     def _has_cancelled(self, claim: Claim) -> bool:
-        """Return whether the node records every message cancelled under the claim."""
+        """Return whether the node records every message that was cancelled under the claim."""
         own = claim.out_of_order
         recorded = self.node.out_of_order
         if own is None or not own.cancelled:
@@ -232,17 +235,17 @@ class OwnedQueue:
     def _has_begun(self, claim: Claim) -> bool:
         """Return whether the node records all messages that will begin under an open claim."""
         if self.state is not QueueState.OWNED:
-            return True  # none begins, and an operator's change may have replaced the records
+            return True  # no message begins, and an operator may have replaced the records
         others = () if claim.out_of_order is None else claim.out_of_order.other_failures
         begun = {each for each in (claim.failure, *others) if each is not None and each.begun_by}
         return {each for each in begun if each.position > claim.done} <= set(self.node.failures)
 
     def final(self) -> QueueNode:
-        """Return the node's value after a release."""
+        """Return the value of the node after a release."""
         return self.progressed().owned_by("")
 
     def progressed(self) -> QueueNode:
-        """Return the node with the claim's progress, or the same node without progress."""
+        """Return the node with the claim's progress; the same object if there is no progress."""
         claim = self.claim
         node = self.node
         if claim is None or self.as_found:
@@ -269,7 +272,7 @@ class OwnedQueue:
 
 
 def _moved(node: QueueNode, done: int, positions: Positions) -> QueueNode:
-    """Return a node that records `done`, where positions are not times."""
+    """Return a node that records `done`, for positions that are not times."""
     if done <= positions.resume_after(node.last, node.position):
         return node
     last = max(node.last, positions.to_time(done))
@@ -280,16 +283,16 @@ def _moved(node: QueueNode, done: int, positions: Positions) -> QueueNode:
 
 
 class ClaimListener(Protocol):
-    """The worker engine's callbacks. They must return at once and must not raise."""
+    """The worker engine's callbacks, which must return at once and not raise errors."""
 
     def claimed(self, claim: Claim) -> None:
-        """Start processing right after ``claim.done``."""
+        """Start processing after the position ``claim.done``."""
 
     def releasing(self, claim: Claim) -> None:
         """Finish the message in flight, start no other message, then call `finished`."""
 
     def released(self, claim: Claim) -> None:
-        """Note that the release is recorded; no work remains."""
+        """Note that the coordinator has recorded the release, so that no work remains."""
 
     def undone(self, claim: Claim) -> None:
         """Count the loss of acknowledged writes of the queue node; a release follows."""
@@ -298,13 +301,14 @@ class ClaimListener(Protocol):
         """Drop all work of this claim; later calls for the claim have no effect."""
 
     def decided(self, claim: Claim, decisions: Mapping[int, FailureRecord | None]) -> bool:
-        """End the attempts of messages that an operator skips or turns into dead letters.
+        """End the attempts of messages that an operator skips or makes dead letters.
 
-        Return whether the decisions apply under this claim; otherwise `repositioned` follows.
+        Return whether the decisions apply under this claim. If not, a call of `repositioned`
+        follows.
         """
 
     def repositioned(self, old: Claim, new: Claim) -> None:
         """Continue with `new` after the message in flight, because an operator moved `last`."""
 
     def expired(self) -> None:
-        """Register again: this registration has ended, after it reported every claim as lost."""
+        """Register again. This registration has ended and has reported every claim as lost."""

@@ -1,8 +1,9 @@
-"""Watch the doorbells of idle queues, through which senders notify. A machine without I/O.
+"""Watch the doorbells of idle queues, through which senders notify owners. Does no I/O.
 
 A queue's doorbell is ``doorbells/<queue>``, a node without a value. The first notification creates
-the doorbell, whose version counts the notifications. The queue node cannot serve as a doorbell. Its
-version fences the owner's progress, so every notification would cause a rejected checkpoint.
+the doorbell, and the version of the node counts the notifications. The queue node cannot serve as a
+doorbell, because its version fences the owner's progress. Every notification would cause a rejected
+checkpoint.
 
 Each idle queue has one watch, which takes a few hundred bytes at the coordinator. The worker sends
 one request when the queue becomes idle. Each notification causes one event, for the owner only.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from qdo.coordination.protocol.machine import Machine, NodeRead, NoResponse, Response, Stat
 from qdo.coordination.znodes.layout import Layout
 
-# Stands for the version of a missing node. Creation gives a node version 0.
+# The version of a missing node. A new node has version 0.
 _NO_NODE = -1
 
 
@@ -24,19 +25,20 @@ class DoorbellWatches(Machine):
 
     # Shared doorbells would need fewer watches. But with one doorbell per worker, senders would
     # have to read the queue's owner first, and merge their write with the names from other senders.
-    # With one doorbell per part of all names, each notification would wake every worker.
+    # If each doorbell served many queues, a notification would wake many workers.
 
     def __init__(self, layout: Layout, on_notified: Callable[[str], None]) -> None:
         super().__init__()
         self._layout = layout
-        # Called on the loop with a notified queue, whose watch has ended; it must return at once.
+        # A function that the loop calls with a notified queue, whose watch has ended. It must
+        # return at once.
         self._on_notified = on_notified
         self._seen: dict[str, int] = {}
         self._watched: set[str] = set()
         self._up = False
 
     def watch(self, queues: Iterable[str]) -> None:
-        """Report the next notification of each queue, or a notification since the last report."""
+        """Report the next notification of each queue, or one missed since the last report."""
         for queue in queues:
             if queue not in self._watched:
                 self._watched.add(queue)
@@ -70,7 +72,7 @@ class DoorbellWatches(Machine):
         if isinstance(answer, NoResponse) or queue not in self._watched:
             return
         version = answer.version if isinstance(answer, NodeRead) else _NO_NODE
-        # For a newly watched queue, any earlier notification counts, because its owner may not have
+        # For a newly watched queue, report any earlier notification, because no owner may have
         # polled since.
         before = self._seen.get(queue, _NO_NODE)
         self._seen[queue] = version

@@ -1,8 +1,8 @@
-"""Elect the rebalancer, so that transactions can check its leadership.
+"""Elect the rebalancer, with a fence that transactions check.
 
 The candidate with the lowest number becomes leader by writing the `rebalancer` node at the version
 that it read. The version after this write is the leader's fence. All writes of a leader check the
-fence, so a worker that lost leadership can write nothing. A worker in doubt does not lead:
+fence, so they fail after the loss of leadership. A worker in doubt does not lead:
 
 =============  ===========================================  ====================
 state          cause                                        next
@@ -34,7 +34,7 @@ from qdo.coordination.znodes.worker_node import parse_leader
 
 log = logging.getLogger(__name__)
 COOL_DOWN_SECONDS = 1.0
-# Cool-down after the coordinator refused a request, because no watch fires when an ACL changes.
+# The cool-down after the coordinator refused a request. No watch fires when an ACL changes.
 REFUSED_SECONDS = 15.0
 STEM = "candidate-"
 _NUMBERED = re.compile(rf"{STEM}([0-9]{{10,19}})", re.ASCII)
@@ -49,12 +49,12 @@ class LeaderState(Enum):
 
 
 class Election(m.Machine):
-    """One worker's candidacy.
+    """One worker's candidacy for leader.
 
-    :ivar fence: the leader's fence of this worker while it is `leading`.
-    :param process: host, process and parent process of the worker; the next leader names them if
-        this worker is lost.
-    :param on_elected: called with the fence, and with name and process of the former leader.
+    :ivar fence: the fence of this worker while it is `leading`.
+    :param process: the host, process and parent process of the worker. If this worker is lost, the
+        next leader logs them.
+    :param on_elected: a function of the fence, and of the name and process of the former leader.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Election(m.Machine):
 
     @property
     def leading(self) -> bool:
-        """Whether this worker believes that it is the leader; only its fence proves this."""
+        """Whether this worker believes that it is the leader; only the fence proves it."""
         return self.office is LeaderState.LEADING
 
     def connected(self) -> None:
@@ -123,7 +123,7 @@ class Election(m.Machine):
     def resign(
         self, reason: str, *, for_good: bool = False, cool_down_seconds: float = COOL_DOWN_SECONDS
     ) -> None:
-        """Give up leadership and candidacy; register again after a cool-down unless `for_good`."""
+        """Give up leadership and candidacy; unless `for_good`, register again after a cool-down."""
         leading = self.leading
         if self.office is not LeaderState.INACTIVE or for_good:
             log.info("%s: resigned as candidate for rebalancer: %s", self._worker, reason)
@@ -213,7 +213,7 @@ class Election(m.Machine):
         )
 
     def _recreate(self, path: str) -> None:
-        """Create a deleted node again, because no worker can lead without it, and run again."""
+        """Create a deleted node of the election again, and become a candidate again."""
         self.ask(m.Commit((m.CreateOp(path, b""),)), lambda answer: None)
         self.resign(f"{path} was deleted; recreating it")
 
@@ -266,6 +266,6 @@ class Election(m.Machine):
 
 
 def _number(name: str) -> tuple[int, str]:
-    """Return a candidate's sort key; names without a ZooKeeper number come last, never lead."""
+    """Return a candidate's sort key; names without a ZooKeeper number come last and never lead."""
     found = _NUMBERED.fullmatch(name)
     return (int(found[1]) if found is not None else 1 << 62, name)

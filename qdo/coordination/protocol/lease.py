@@ -1,22 +1,23 @@
 """The lease: the time for which a worker may start messages without contact to the coordinator.
 
-A session keeps its queues while the coordinator counts it as alive. A moment after the coordinator
-has ended the session, other workers may own them. So a worker starts a message only while its
-session certainly cannot have ended: until 0.95 T after a moment since which the leader of the
-servers has certainly heard of the session. T is the negotiated session timeout.
+A session keeps its queues while the coordinator counts the session as alive. When the coordinator
+has ended the session, other workers may own the queues. So a worker starts a message only while its
+session certainly exists. That is the case until 0.95 T after the latest proven contact: a moment
+after which the leader of the servers certainly heard of the session. T is the negotiated session
+timeout.
 
-An acknowledged transaction alone does not prove such a moment. A follower forwards a transaction at
-once, but reports its active sessions to the leader only with its pings, every half tick. If the
-session was quiet before the transaction and the follower is cut off right after it, the leader
-counts from the previous contact. But a transaction proves that follower and leader were connected
-at its commit, and their messages arrive in order. So the follower had by then reported every
-contact that was *acknowledged* half a tick before the transaction was *sent*:
+An acknowledged transaction alone does not prove a contact. A follower forwards a transaction at
+once, but reports its active sessions to the leader only with its pings, every half tick. Suppose
+that the session was quiet before the transaction, and the follower is cut off right after it. Then
+the leader counts from the previous contact. But a transaction proves that follower and leader were
+connected at its commit, and their messages arrive in order. So at the commit, the follower had
+reported every contact that was *acknowledged* half a tick before the transaction was *sent*:
 
     acknowledged(i) <= sent(j) - half a tick   =>   the leader heard of the session after sent(i)
 
-This holds for any gaps between contacts. Half a tick is at most T/10 if T is at least 5 ticks. With
-contact every T/10, a lease then lasts about 0.75 T after the last transaction. A new connection is
-a proof by itself, because the leader confirms the session before the reply.
+This rule is true for any gaps between contacts. Half a tick is at most T/10 if T is at least 5
+ticks. With contact every T/10, a lease lasts until about 0.75 T after the last transaction. A new
+connection alone is a proof, because the leader confirms the session before the reply.
 
 The clock keeps running while the machine sleeps (CLOCK_BOOTTIME). A resumed virtual machine
 therefore finds its lease expired.
@@ -29,22 +30,22 @@ from collections.abc import Callable
 
 from qdo.coordination.protocol import machine as m
 
-# Length of a lease after the leader heard of the session, as a share of the session timeout.
+# The length of a lease after a proven contact, as a share of the session timeout.
 SHARE = 0.95
-# Share of the session timeout within which the worker makes contact.
+# The maximum time between two contacts, as a share of the session timeout.
 GAP = 0.1
-# Share of the session timeout after which a follower has reported a contact.
+# The time after which a follower has reported a contact, as a share of the session timeout.
 REPORT = 0.1
 
 
 class Lease:
-    """A deadline that moves only after the leader has certainly heard of the session.
+    """A deadline, which moves only when the leader has certainly heard of the session.
 
-    :param heard_at: a time since which the leader has heard of the session; seconds.
-    :ivar until: start a message only while ``clock() < until``; seconds.
-    :ivar timeout_seconds: negotiated session timeout.
-    :ivar contact: the time at which the worker sent the last acknowledged transaction; seconds.
-    :ivar on_moved: called with `until` after each change, on the thread that changed it.
+    :param heard_at: a time in seconds after which the leader heard of the session.
+    :ivar until: the end of the lease in seconds. Start a message only while ``clock() < until``.
+    :ivar timeout_seconds: the negotiated session timeout.
+    :ivar contact: the time in seconds at which the worker sent the last acknowledged transaction.
+    :ivar on_moved: a function of `until`, called after each change by the same thread.
     """
 
     __slots__ = ("_unproven", "contact", "on_moved", "timeout_seconds", "until")
@@ -57,18 +58,18 @@ class Lease:
         self._unproven: deque[tuple[float, float]] = deque()
 
     def heard(self, at: float) -> None:
-        """Record that the leader has heard of the session since this time."""
+        """Record that the leader heard of the session after a time."""
         if self.until != float("-inf"):
             self._move(max(self.until, at + SHARE * self.timeout_seconds))
 
     def renew(self, sent_at: float, acknowledged_at: float) -> None:
-        """Record an acknowledged transaction; calls must have the order of sending."""
+        """Record an acknowledged transaction; callers keep the order of sending."""
         unproven = self._unproven
         timeout = self.timeout_seconds
         self.contact = max(self.contact, sent_at)
         while unproven and unproven[0][1] <= sent_at - REPORT * timeout:
             self.heard(unproven.popleft()[0])
-        # A precision of a fiftieth of the timeout suffices, and keeps the list short.
+        # A precision of a fiftieth of the timeout is enough, and keeps the list short.
         if not unproven or sent_at - unproven[-1][0] >= 0.02 * timeout:
             unproven.append((sent_at, acknowledged_at))
 
@@ -82,9 +83,9 @@ class Lease:
 
 
 class Renewal(m.Machine):
-    """Renews a lease by a transaction of one check, while the worker sends no other transaction."""
+    """Renews a lease with a transaction of one check, if the worker sends no other transaction."""
 
-    # Two renewals may be in flight, so one slow answer causes no gap.
+    # Two renewals may be in flight, so a slow answer causes no gap.
 
     def __init__(
         self, path: str, lease: Lease, *, clock: Callable[[], float], on_gone: Callable[[], None]
@@ -107,7 +108,7 @@ class Renewal(m.Machine):
     def due(self) -> float:
         if not self._connected:
             return float("inf")
-        # Renew a little early to keep the real gap below `GAP`.
+        # Renew a little early, to keep the real gap below `GAP`.
         return max(self._lease.contact, self._sent_at) + 0.9 * GAP * self._lease.timeout_seconds
 
     def tick(self) -> None:
@@ -120,4 +121,4 @@ class Renewal(m.Machine):
 
     def _answered(self, answer: m.Response) -> None:
         if isinstance(answer, m.Rejected) and answer.fault is not m.CommitError.BAD_VERSION:
-            self._on_gone()  # a protected node is as good as gone
+            self._on_gone()  # treat a protected node as gone

@@ -1,15 +1,15 @@
 """The requests and answers of the protocol's state machines, which do no I/O.
 
-A machine appends its requests to its outbox, each with a function that takes the answer. A driver
+A machine appends each request to its outbox, with a function that takes the answer. A driver
 (`machine_loop.py` on a real client, a simulation in the tests) performs the requests in the order
-of the outbox within one session. It calls each function with its answer, one at a time and never
+of the outbox within one session. It calls the functions with their answers, one at a time and never
 from inside the machine. Answers come in the order of the requests.
 
 After the driver has passed on all pending events, it calls `flush`, in which machines send their
-collected requests. Then it empties the outboxes. When the connection is lost, the driver answers
-all outstanding requests with `NoResponse` and then calls `suspended`. It also answers requests
-without a connection with `NoResponse`, before it calls `connected`. No answer crosses a
-reconnection.
+collected requests. Then the driver empties the outboxes. When the connection is lost, the driver
+answers all open requests with `NoResponse`, and then calls `suspended`. Before it calls
+`connected`, the driver also answers requests from the time without a connection with `NoResponse`.
+So a machine never gets an answer from an earlier connection.
 
 =============  ======================================================================
 request        answers
@@ -26,13 +26,13 @@ any            `NoResponse`: the connection was lost first; it may have taken ef
 =============  ======================================================================
 
 A request with ``watch=True`` also arms a one-shot watch, whether or not the node exists. When the
-watch fires, the driver calls `Machine.changed(path)` of the machine that armed it, and never before
-it has passed on the answer to that request. A lost connection drops all watches without a call:
-machines read and arm again in `connected`.
+watch fires, the driver calls `Machine.changed(path)` of the machine that armed the watch. It always
+passes on the answer to the request first. A lost connection drops all watches without a call.
+Machines read and arm watches again in `connected`.
 
-`WatchTree` arms a watch on a node and all nodes below it that stays armed. Its events are passed on
-in the order of the changes, and before the answer to any request that the coordinator performed
-after the change.
+`WatchTree` arms a permanent watch on a node and all nodes below it. The driver passes on its events
+in the order of the changes. An event precedes the answer to any request that the coordinator
+performed after the change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANY_VERSION = -1
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read data and version of a node in one read."""
+    """Read the data and version of a node in one read."""
 
     path: str
     watch: bool = False
@@ -56,7 +56,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Get the version of a node, if it exists; cheaper than `Get` for mostly missing nodes."""
+    """Get the version of a node, if it exists; if most nodes are missing, cheaper than `Get`."""
 
     path: str
     watch: bool = False
@@ -72,7 +72,7 @@ class Children:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an ephemeral sequential node; `path` is the prefix of the number."""
+    """Create an ephemeral sequential node; `path` is its path without the number."""
 
     path: str
     data: bytes
@@ -80,7 +80,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class CheckOp:
-    """Require that a node has this version (`ANY_VERSION`: that it exists)."""
+    """Require that a node has a version; `ANY_VERSION`: require only that it exists."""
 
     path: str
     version: int = ANY_VERSION
@@ -88,7 +88,7 @@ class CheckOp:
 
 @dataclass(frozen=True, slots=True)
 class SetOp:
-    """Write a node's data at a version."""
+    """Write a node's data, if the node has a version."""
 
     path: str
     data: bytes
@@ -105,7 +105,7 @@ class CreateOp:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOp:
-    """Delete a node at a version."""
+    """Delete a node, if it has a version."""
 
     path: str
     version: int = ANY_VERSION
@@ -113,14 +113,14 @@ class DeleteOp:
 
 @dataclass(frozen=True, slots=True)
 class WatchTree:
-    """Report every change of the data or existence of a node and of all nodes below it."""
+    """Report every write, creation and deletion of a node and of all nodes below it."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Get a place in the coordinator's total order, after all earlier acknowledged changes."""
+    """Get a place in the coordinator's total order that follows all acknowledged changes."""
 
     path: str
 
@@ -139,7 +139,7 @@ CoordinatorRequest: TypeAlias = Get | Stat | Children | Create | Commit | WatchT
 
 
 class CommitError(Enum):
-    """Why an operation was rejected."""
+    """The reason why the coordinator rejected an operation."""
 
     BAD_VERSION = "the node has another version"
     NO_NODE = "the node does not exist"
@@ -149,11 +149,11 @@ class CommitError(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRead:
-    """A node as read."""
+    """A node that was read."""
 
     data: bytes
     version: int
-    # Place of the last write in the coordinator's total order.
+    # The place of the last write in the coordinator's total order.
     mzxid: int = 0
     # The session that owns an ephemeral node; 0 for other nodes.
     ephemeral_owner: int = 0
@@ -203,7 +203,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The coordinator refuses the request for this node, for instance because of its ACL."""
+    """The coordinator refuses the request for this node, for example because of its ACL."""
 
     reason: str
 
@@ -215,9 +215,9 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """A read after this answer is at least as new as `zxid`.
+    """A read after this answer shows the state at `zxid` or later.
 
-    The driver has already passed on all events of changes up to `zxid`.
+    The driver has already passed on the events of all changes up to `zxid`.
     """
 
     zxid: int
@@ -253,13 +253,13 @@ class Machine:
         self.outbox.append((request, then))
 
     def connected(self) -> None:
-        """Called when the session connects or reconnects. All watches have been lost."""
+        """Handle that the session has connected or reconnected, and that all watches are lost."""
 
     def suspended(self) -> None:
-        """Called when the connection is lost; the session may still be alive."""
+        """Handle the loss of the connection; the session may still be alive."""
 
     def changed(self, path: str) -> None:
-        """Called when a watch on `path` has fired; the watch is no longer armed."""
+        """Handle that a watch on `path` has fired, and so is no longer armed."""
 
     def tick(self) -> None: ...
 
@@ -267,5 +267,5 @@ class Machine:
         """Send the requests that follow from the events so far."""
 
     def due(self) -> float:
-        """Return the clock time of the next `tick`; `inf` for none."""
+        """Return the clock time of the next `tick`; `inf` if no tick is needed."""
         return float("inf")

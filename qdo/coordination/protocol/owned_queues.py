@@ -1,11 +1,11 @@
 """The queues that a worker owns or should own, their state changes, and their recovery.
 
-`Ownership` sends the transactions of claims and releases. `Recovery` finds out the outcome of
-unanswered transactions. Both report the result to `OwnedQueues`.
+`Ownership` sends the transactions of claims and releases. `Recovery` finds the outcome of
+unanswered transactions. Both report the results to `OwnedQueues`.
 
-`Recovery` reads the node of a queue again, and updates the claim to match the node. It does so
-after a rejected write, on an operator's request in the worker node, and after an unanswered
-transaction. In the last case, the read follows the barrier (rule 5).
+After a rejected write, an unanswered transaction, or an operator's request in the worker node,
+`Recovery` reads the node of a queue again. Then it updates the claim to match the node. After an
+unanswered transaction, the read follows the barrier (rule 5).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnedQueues:
-    """The queues of one registration; `slots` has all assigned and all owned queues."""
+    """The queues of one registration; `slots` contains all assigned and all owned queues."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class OwnedQueues:
     # --- claims -----------------------------------------------------------------------
 
     def claimed(self, slot: OwnedQueue, node: QueueNode, version: int, fence: int) -> None:
-        """Start from the `last` that was read together with the version that the claim compared."""
+        """Start from the `last` that was read with the version which the claim compared."""
         former = slot.node.owner
         slot.node = node
         slot.version = version
@@ -114,15 +114,15 @@ class OwnedQueues:
         self._own_node.listed[slot.queue] = None
         if former not in ("", self._name):
             slot.claim.follow(former)
-        # An operator may have marked the node as deleted while the outcome was in doubt.
+        # While the outcome was in doubt, an operator may have marked the queue as deleted.
         if self._wanted(slot.queue) and not node.deleted:
             self._listener.claimed(slot.claim)
         else:
             slot.claim.close()
-            self.finish(slot)  # no message was started under this claim
+            self.finish(slot)  # no message started under this claim
 
     def stop_claiming(self, count: int, size: int) -> None:
-        """Claim no further queues, because ZooKeeper would drop the connection each time."""
+        """Claim no further queues, because the worker node would exceed ZooKeeper's limit."""
         self.full = True
         queues = len(self._own_node.listed) + count
         reason = (
@@ -137,17 +137,17 @@ class OwnedQueues:
         )
 
     def not_claimed(self, slot: OwnedQueue) -> None:
-        """Read the queue again after a failed claim, if it is still assigned."""
+        """Read a queue again after a failed claim, if the queue is still assigned."""
         self._acquisition.read(slot)
         self.drop_unwanted(slot)
 
     def repositioned(self, slot: OwnedQueue, node: QueueNode, before: QueueNode) -> None:
-        """Follow an operator's change since the node `before`, unless the engine applies it."""
+        """Apply an operator's change since the node `before`, unless the engine applies it."""
         old = slot.claim
         decisions = node.decisions_since(before)
         if old is None or (decisions and self._listener.decided(old, decisions)):
             return
-        # Do not repeat messages that ended meanwhile, unless a change moved the queue back.
+        # Do not repeat messages that have ended meanwhile, unless a change moved the queue back.
         continues = self._positions.stable and node.continues(before)
         if slot.state is not QueueState.OWNED:
             slot.decided = slot.decided or continues
@@ -175,7 +175,7 @@ class OwnedQueues:
         self.finished[slot.queue] = slot
 
     def released(self, slot: OwnedQueue) -> None:
-        """Forget a released queue, or take it again if it has been assigned again."""
+        """Forget a released queue, or take it if it was assigned again."""
         self._own_node.listed.pop(slot.queue, None)
         self.full = False
         if slot.claim is not None:
@@ -201,7 +201,7 @@ class OwnedQueues:
             self.lost(slot, reason)
 
     def undone(self, slot: OwnedQueue, version: int) -> None:
-        """Release a queue whose node has an older version than the last acknowledged write."""
+        """Release a queue whose node has an older version than its last acknowledged write."""
         log.error(
             "%s: queue %s is released: version %d of its node was acknowledged, and now it has "
             "version %d: another program has replaced the node, or the servers have lost "
@@ -219,7 +219,7 @@ class OwnedQueues:
     def lost(
         self, slot: OwnedQueue, reason: str = "its node does not name this worker as owner"
     ) -> None:
-        """Drop a queue whose node names another owner or no owner, or cannot be written."""
+        """Drop a queue whose node does not name this worker as owner, or is unwritable."""
         log.warning(
             "%s: lost queue %s: %s; the next owner resumes after the recorded `last`",
             self._name,
@@ -275,19 +275,19 @@ class Recovery:
         self._slots = queues.slots
         self._own_node = own_node
         self._positions = positions
-        # Called with a queue whose progress `Checkpoints` must record again.
+        # A function of a queue whose progress `Checkpoints` must record again.
         self._mark = mark
 
     # --- queue nodes of owned queues --------------------------------------------------
 
     def connected(self) -> None:
-        """Repeat the reads that were not answered."""
+        """Repeat the unanswered reads."""
         for slot in self._slots.values():
             if slot.claim is not None and slot.busy and slot.queue not in self.doubtful:
                 self.read(slot)
 
     def reread(self, slot: OwnedQueue) -> None:
-        """Read the node of an owned queue, after the answer to the queue's own transaction."""
+        """Read the node of an owned queue, after the answer to an open transaction of the queue."""
         if slot.busy:
             slot.again = True
         elif slot.claim is not None:
@@ -301,7 +301,7 @@ class Recovery:
 
     def _read_answered(self, slot: OwnedQueue, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse) or self._slots.get(slot.queue) is not slot:
-            return  # after a lost answer, `connected` reads the node again
+            return  # after a lost answer, `connected` reads again
         slot.busy = False
         if isinstance(answer, m.Refused):
             self.refused(slot, answer.reason)
@@ -315,12 +315,12 @@ class Recovery:
             self._adopt(slot, node, answer.version)
 
     def refused(self, slot: OwnedQueue, reason: str) -> None:
-        """Give up an owned queue whose node cannot be read or written."""
+        """Give up an owned queue whose node is unreadable or unwritable."""
         slot.again = False
         self._queues.refused(slot, reason)
 
     def _owned_node(self, answer: m.Response) -> QueueNode | None:
-        """Return the queue node that was read, if it names this worker as owner."""
+        """Return the queue node in an answer, if the node names this worker as owner."""
         if not isinstance(answer, m.NodeRead):
             return None
         node = QueueNode.parse(answer.data).checked(self._positions)
@@ -345,10 +345,10 @@ class Recovery:
         elif sought:
             self._queues.repositioned(slot, node, before)
         elif owned and claim.failure is None and claim.refresh is None:
-            # This worker wrote the node late, or another program wrote it without a change of
-            # `last`. So keep the position. The write may count a former owner's interrupted attempt
-            # after the claim. A claim with `refresh` may know better, because its messages end out
-            # of order.
+            # This worker wrote the node late, or another program wrote it without changing `last`.
+            # So keep the position, but take the failure record, because a write after the claim may
+            # count a former owner's interrupted attempt. If the claim has `refresh`, its own
+            # records are newer, because its messages end out of order.
             claim.failure = node.failure
         if slot.state is QueueState.OWNED and slot.claim is claim and slot.progressed() is not node:
             self._mark(slot)
@@ -356,13 +356,13 @@ class Recovery:
     # --- transactions without an answer -----------------------------------------------
 
     def doubt(self, slots: list[OwnedQueue]) -> None:
-        """Record that a transaction of these queues got no answer."""
+        """Record that a transaction of these queues is unanswered."""
         for slot in slots:
             if self._slots.get(slot.queue) is slot:
                 self.doubtful[slot.queue] = slot
 
     def resolve(self) -> None:
-        """Read the queues in doubt, after the barrier."""
+        """Read the nodes of the queues in doubt, after the barrier."""
         doubtful = self.doubtful
         self.doubtful = {}
         for slot in doubtful.values():
@@ -378,7 +378,7 @@ class Recovery:
         self._machine.ask(m.Get(path), lambda answer: self._outcome(slot, answer))
 
     def _outcome(self, slot: OwnedQueue, answer: m.Response) -> None:
-        """Adopt a node that names this worker, which has not yet started a message of the queue."""
+        """Adopt a queue whose node names this worker, before the worker starts a message of it."""
         if isinstance(answer, m.NoResponse):
             self.doubt([slot])
             return
@@ -390,8 +390,8 @@ class Recovery:
         node = self._owned_node(answer) if slot.queue in self._own_node.listed else None
         if slot.state is QueueState.CLAIMING:
             if node is not None and isinstance(answer, m.NodeRead):
-                # The claim's own zxid is unknown. The zxid of this data is at least as large, and
-                # smaller than the zxid of every later claim. So fences keep growing.
+                # The zxid of the claim is unknown. The zxid of this data is at least as large, and
+                # smaller than the zxid of every later claim. So fences still increase.
                 node = _repaired(node, slot.node)
                 self._queues.claimed(slot, node, answer.version, answer.mzxid)
             else:
@@ -404,8 +404,8 @@ class Recovery:
 
 
 def _repaired(node: QueueNode, known: QueueNode) -> QueueNode:
-    """Return the node of an owned queue with the `last` that its owner remembers."""
+    """Return the node of an owned queue; replace a corrupt `last` by the remembered one."""
     if node.fault is None:
         return node
-    # A start from a corrupt `last` would process the whole queue again.
+    # With a corrupt `last`, the worker would process the whole queue again.
     return replace(node, last=known.last, position=known.position, fault=None)

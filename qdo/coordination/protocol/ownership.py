@@ -4,18 +4,18 @@ A queue's node names its owner. The owner changes only in a transaction that com
 node's version and rewrites the claimer's own ephemeral node. So even a stale plan cannot give a
 queue a second owner. The rules, with their numbers in `docs/design`:
 
-2.  To release queues, finish each message in flight, and wait for the outstanding transaction of
-    its queue. Then send one transaction. It writes the final `last` and no owner into the queue
-    nodes, and removes the queues from the own node. Releases wait for nothing else.
-3.  To claim queues, read the queue node and then, later in the same session, the owner's worker
-    node. If the owner is empty, or its node is gone, send one transaction for the batch. (Numbers
-    are never reused, so a node that is gone stays gone.) If the owner lives and still lists the
-    queue, the same read watches the owner's node. Read the queue again when that node changes.
-4.  Claims and releases are serial; each queue has at most one outstanding transaction of any kind.
-5.  After an unanswered transaction, send a barrier: write the own node with the value just read.
-    After the barrier, no late request can take effect and no lagging server can mislead. Then read
-    the affected queues again, and adopt each queue that names this worker.
-6.  Processing starts from the `last` that was read with the version that the claim compared.
+2. To release queues, finish each message in flight, and wait for the open transaction of its queue.
+Then send one transaction. It writes the final `last` and no owner into the queue nodes, and removes
+the queues from the own node. Releases have no other conditions.
+3. To claim queues, read the queue node and then, later in the same session, the owner's worker
+node. If there is no owner, or its node is gone, send one transaction for the batch. (Numbers are
+never reused, so a node that is gone stays gone.) If the owner lives and still lists the queue, the
+same read watches the owner's node. When the owner's node changes, read the queue again.
+4.  Claims and releases are serial. Each queue has at most one open transaction of any kind.
+5. After an unanswered transaction, send a barrier: write the own node with the value just read.
+After the barrier, no late request can take effect, and no lagging server can return old data. Then
+read the affected queues again, and adopt each queue that names this worker.
+6.  Processing starts from the `last` that was read with the version which the claim compared.
 10. A worker notices a seek from a rejected write, or from the ``reread`` list in its own node.
 """
 
@@ -43,22 +43,22 @@ from qdo.queues import EVERYTHING, QueueFilter
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """How a worker takes queues and records progress."""
+    """The options for taking queues and recording progress."""
 
-    # Shortest time between two checkpoints.
+    # The minimum time between two checkpoints.
     checkpoint_seconds: float = 0.2
-    # The queues that may be assigned to the worker.
+    # The queues that the leader may assign to the worker.
     filter: QueueFilter = EVERYTHING
-    # Host, process and parent process of the worker, for people to read. `zone` and `address` are
+    # The host, process and parent process of the worker, for operators. `zone` and `address` are
     # settings of the worker.
     process: str = ""
     zone: str = ""
     address: str = ""
-    # Whether a rebalancer assigns no new queue until it knows the queues marked as deleted; see
+    # Whether a leading worker assigns no new queue until it knows the queues marked as deleted; see
     # `rebalancer.Rebalancer`.
     wait_for_deleted: bool = False
     positions: Positions = TIME_POSITIONS
-    # Counts the checkpoints; None for no counting.
+    # The counters of checkpoints; None: do not count.
     totals: CheckpointTotals | None = None
 
     @property
@@ -125,7 +125,7 @@ class Ownership(m.Machine):
     # --- called by the engine ---------------------------------------------------------
 
     def progress(self, claim: Claim) -> None:
-        """Record ``claim.done`` with the next checkpoint."""
+        """Let the next checkpoint record ``claim.done``."""
         slot = self.slots.get(claim.queue)
         if slot is not None and slot.claim is claim:
             self.checkpoints.mark(slot)
@@ -136,14 +136,14 @@ class Ownership(m.Machine):
             self._queues.finish(slot)
 
     def drain(self) -> None:
-        """Release all queues and take no new ones; the own node records this."""
+        """Release all queues and take no new queues; show this in the own node."""
         if not self.draining:
             self._own_node.draining = True
             self._own_node.rewrite = True
             self._queues.compare()
 
     def recorded(self, claim: Claim) -> bool:
-        """Return whether ``claim.done`` is recorded, or this claim can no longer record it."""
+        """Return whether ``claim.done`` is recorded, or the claim can no longer record it."""
         slot = self.slots.get(claim.queue)
         return slot is None or slot.claim is not claim or slot.has_recorded(claim.done)
 
@@ -152,7 +152,7 @@ class Ownership(m.Machine):
         return self._own_node.draining
 
     def settled(self) -> bool:
-        """Return whether the owned queues equal the assigned ones and nothing is in flight."""
+        """Return whether the owned queues equal the assigned queues and no request is in flight."""
         if not self._assignment.known or not self._own_node.free:
             return False
         states = {slot.state for slot in self.slots.values()}
@@ -160,7 +160,7 @@ class Ownership(m.Machine):
         return complete and states <= {QueueState.OWNED, QueueState.UNUSABLE}
 
     def empty(self) -> bool:
-        """Return whether this worker neither owns nor releases a queue."""
+        """Return whether this worker owns no queues and has no releases in flight."""
         listed = not self._own_node.free or self._own_node.listed
         return self.ended or not (listed or self.unreleased())
 
@@ -182,7 +182,7 @@ class Ownership(m.Machine):
         self._recovery.connected()
 
     def _resolve(self) -> None:
-        """List all owned queues, and read the queues in doubt, after the barrier."""
+        """After the barrier, list all owned queues, and read the queues in doubt."""
         for slot in self.slots.values():
             certain = slot.claim is not None and slot.queue not in self._recovery.doubtful
             if certain and slot.queue not in self._own_node.listed:
@@ -202,7 +202,7 @@ class Ownership(m.Machine):
             self._queues.lose_all()
 
     def gone(self) -> None:
-        """Handle the loss of this worker's node, after its session ended or it was evicted."""
+        """Handle the loss of this worker's node, because its session ended or it was evicted."""
         if not self.ended:
             self._lease.end()
             self._on_gone()
@@ -232,7 +232,7 @@ class Ownership(m.Machine):
             self._write_own_node()
 
     def _assignment_read(self, assigned: frozenset[str]) -> None:
-        # A rebalancer of an older version ignores the filters of workers.
+        # Apply the filter, because a leader of an older version ignores the filters of workers.
         self._queues.assign(filter(self._own_node.filter.matcher(), assigned))
 
     # --- the one transaction that may rewrite the own node; releases go first ---------
@@ -261,7 +261,7 @@ class Ownership(m.Machine):
             self._own_node.rewrite = True
 
     def _answered(self, slots: list[OwnedQueue], answer: m.Response) -> bool:
-        """Handle the answer to a write of the own node; return False if its outcome is unknown."""
+        """Handle the answer to a write of the own node; return False if the outcome is unknown."""
         if self.ended:
             return False
         if not self._own_node.answered(answer):
@@ -276,7 +276,7 @@ class Ownership(m.Machine):
     def _fitting(
         self, slots: list[OwnedQueue], node_of: Callable[[OwnedQueue], QueueNode]
     ) -> list[OwnedQueue]:
-        """Return the first slots whose nodes fit into a transaction with the own node."""
+        """Return the first slots whose nodes fit into one transaction with the own node."""
         room = MAX_TRANSACTION_BYTES - MAX_VALUE_BYTES
         for count, slot in enumerate(slots):
             room -= len(self._layout.queue(slot.queue)) + len(node_of(slot).encode()) + OP_BYTES
@@ -357,13 +357,13 @@ class Ownership(m.Machine):
                 if answer.refuses(index):
                     self._queues.lost(slot, answer.reason)
                 elif index == answer.index or slot.again:
-                    # `Recovery` decides whether to release with the `last` found there.
+                    # `Recovery` decides whether to release with the `last` in the node.
                     self._recovery.read(slot)
 
     # --- recovery ---------------------------------------------------------------------
 
     def _reread_requested(self, queues: Iterable[str]) -> None:
-        """Read the queues again that an operator's seek listed in the own node."""
+        """Read again the queues that an operator's seek listed in the own node."""
         for queue in queues:
             slot = self.slots.get(queue)
             if slot is not None and slot.claim is not None:

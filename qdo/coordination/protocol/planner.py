@@ -1,43 +1,44 @@
-"""Assign queues to workers, with loads that differ by at most one, and with the fewest moves.
+"""Assign queues to workers with the fewest moves, so that loads differ by at most one.
 
 With Q queues and W workers, every worker gets floor(Q/W) or ceil(Q/W) queues, and exactly
 Q mod W workers get the larger share. The moves are fewest if the workers that hold most queues get
-the larger shares. The reason: a worker that holds h queues and may keep s of them gives up
-max(0, h - s). Moving a larger share from a worker that holds at most floor(Q/W) to a worker that
-holds more never increases the sum. Kafka's sticky assignor (KIP-54) relies on the same argument.
-`plan` is for queues that any worker may handle, `plan_filtered` for all other queues.
+the larger shares. A worker that holds h queues and may keep s of them gives up max(0, h - s).
+Moving a larger share from a worker that holds at most floor(Q/W) to a worker that holds more never
+increases the sum of these numbers. Kafka's sticky assignor (KIP-54) relies on the same argument.
+`plan` is for queues that any worker may handle; `plan_filtered` is for all other queues.
 
 Cost: O(Q + W log W) time and O(Q) space, because `plan` sorts only the workers.
 
-`plan_filtered` is for workers that take only some of the queues. Workers with equal filters form a
-group; all filters that take every queue are equal. Queues that match the same groups form a class.
-A worker to which an operator moved queues forms its own group. The moved queues form a class that
-only this group takes, so they stay, and count as its load. `plan_filtered` first distributes each
-class among the groups, and then the share of each group among its workers (`plan`).
+`plan_filtered` is for workers that take only some queues. Workers with equal filters form a group.
+All filters that take every queue are equal. Queues that match the same groups form a class. A
+worker to which an operator moved queues forms a separate group. The moved queues form a class that
+only this group takes. So they stay with the worker and count as its load. `plan_filtered` first
+distributes each class among the groups. Then it distributes the share of each group among the
+group's workers, as `plan` does.
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
-matchings for bipartite graphs and load balancing, 2006). The planner passes queues on, from group
-to group, as long as a worker has at least two more queues than a worker that it can pass a queue
-to. By their theorem this minimizes the sum of the squared loads, the largest load and every other
-convex measure. In the flow network of classes and groups, the plan is a flow of least convex cost.
-The flow begins with the present distribution and grows along shortest paths. A queue that leaves
-its present group counts 1, and a queue that returns counts -1. At the end, the planner follows
-paths that change no load and are shorter than 0. So no residual cycle is negative. Among all plans
-with those loads, none moves fewer queues to another group (Ahuja, Magnanti, Orlin: Network flows,
-1993, chapters 9 and 14).
+matchings for bipartite graphs and load balancing, 2006). The planner passes queues from group to
+group as long as a worker has at least two more queues than a worker that can get one of them.
+According to their theorem, the result minimizes the sum of the squared loads, the largest load and
+every other convex measure. In the flow network of classes and groups, the plan is a flow of least
+convex cost. The flow begins with the present distribution and grows along shortest paths. A queue
+that leaves its present group counts 1, and a queue that returns counts -1. At the end, the planner
+follows paths that change no load and have a negative length. So no residual cycle is negative.
+Therefore no plan with the same loads moves fewer queues to another group (Ahuja, Magnanti, Orlin:
+Network flows, 1993, chapters 9 and 14).
 
 Properties of a plan:
 
 1. A worker gets only queues that match its filter. Every queue that matches a filter has one
    worker. Apart from moved queues, workers with equal filters differ by at most one queue.
 2. No plan has a smaller sum of squared loads.
-3. Of those plans, none moves fewer queues to another group.
+3. No plan with the same sum moves fewer queues to another group.
 4. Within a group, the fewest possible queues move, given the group's queues. If queues of a class
-   must leave the group, the fullest workers give them up.
-5. A second plan moves no queue.
+must leave the group, the fullest workers give up these queues.
+5. A second plan for the same input moves no queue.
 
 Cost: one match of each queue with each filter, then O(Q log W). A path costs O(C G) for C classes
-and G groups, and as many queues as possible follow it at once.
+and G groups. As many queues as possible follow a path at once.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def plan(
 ) -> dict[str, list[str]]:
     """Return the queues of each worker.
 
-    :param workers: all workers that may handle queues; without workers the plan is empty.
-    :param current: the present queues of each worker. The plan ignores unknown workers and queues;
-        a queue of several workers counts for the first of them by name.
-    :returns: a list of queues for each worker. The order of the input decides which surplus
-        queues move, but not how many, nor each worker's load.
+    :param workers: all workers that may handle queues. Without workers, the plan is empty.
+    :param current: the present queues of each worker. The plan ignores unknown workers and queues.
+        A queue of several workers counts for the first worker by name.
+    :returns: a list of queues for each worker. The order of the input decides which surplus queues
+        move, but not their number or the loads.
     """
     homeless = dict.fromkeys(queues)
     names = sorted(set(workers))
@@ -70,7 +71,7 @@ def plan(
         return {}
     floor, larger = divmod(len(homeless), len(names))
     shares = {name: _claim(homeless, current.get(name, ())) for name in names}
-    # Python's sort is stable, so the name decides between workers with equally many queues.
+    # Python's sort is stable, so the name decides between workers with the same number of queues.
     by_load = sorted(names, key=lambda name: -len(shares[name]))
     quota = {name: floor + (rank < larger) for rank, name in enumerate(by_load)}
     pool = list(homeless)
@@ -87,7 +88,7 @@ def plan(
 
 
 def _claim(homeless: dict[str, None], held: Iterable[str]) -> list[str]:
-    """Move the held queues from `homeless` to a list, in their order."""
+    """Move held queues from `homeless` to a list; keep their order."""
     share = []
     for queue in held:
         if queue in homeless:
@@ -105,8 +106,8 @@ def plan_filtered(
     """Return the queues of each worker, and the queues that match no worker's filter.
 
     :param current: the present queues of each worker; see `planner.plan`.
-    :param moves: the worker of each queue that an operator moved. A move counts while that worker
-        is among `workers` and takes the queue, and the queue is among `queues`.
+    :param moves: the worker of each queue that an operator moved. A move counts only if the queue
+        is in `queues`, and the worker is in `workers` and takes the queue.
     """
     names = list(queues)
     present = set(names) if moves else ()
@@ -164,7 +165,7 @@ def _sorted_out(
 def _homes(
     classes: list[_Class], groups: list[list[str]], current: Mapping[str, Iterable[str]]
 ) -> Homes:
-    """Move the held queues out of the classes; the remaining queues are homeless."""
+    """Move held queues out of the classes into homes; the remaining queues are homeless."""
     group_of = {name: group for group, names in enumerate(groups) for name in names}
     number_of = {queue: number for number, each in enumerate(classes) for queue in each.queues}
     takers = [frozenset(each.takers) for each in classes]
@@ -172,7 +173,7 @@ def _homes(
     for name in sorted(group_of):
         rows = homes[name] = [[] for _ in classes]
         for queue in current.get(name, ()):
-            # Remove each found queue: a queue of several workers counts for the first by name.
+            # Remove each found queue, because a queue of several workers counts only for the first.
             number = number_of.pop(queue, None)
             if number is not None and group_of[name] in takers[number]:
                 rows[number].append(queue)
@@ -183,8 +184,8 @@ def _homes(
 class _Flow:
     """The number of queues of each class in each group.
 
-    :ivar amounts: the planned numbers, by class and group.
-    :ivar homes: the present numbers, by class and group.
+    :ivar amounts: the planned numbers by class and group.
+    :ivar homes: the present numbers by class and group.
     """
 
     def __init__(self, groups: list[list[str]], classes: list[_Class], homes: Homes) -> None:
@@ -202,7 +203,7 @@ class _Flow:
             self._place_homeless(number)
 
     def _place_homeless(self, number: int) -> None:
-        """Give each homeless queue to the group with the emptiest worker; it must move anyway."""
+        """Give each homeless queue to the group with the emptiest worker."""
         takers = self.classes[number].takers
         heap = [(self._least(group), group) for group in takers]
         heapify(heap)
@@ -213,7 +214,7 @@ class _Flow:
             heapreplace(heap, (self._least(group), group))
 
     def _most(self, group: int, less: int = 0) -> int:
-        """Return the load of the fullest worker of a group after `less` queues left it."""
+        """Return the load of a group's fullest worker after `less` queues left the group."""
         return -(-(self.totals[group] - less) // self.sizes[group])
 
     def _least(self, group: int, more: int = 0) -> int:
@@ -223,12 +224,12 @@ class _Flow:
     # --- improving --------------------------------------------------------------------
 
     def level(self) -> None:
-        """Pass queues on until no worker has two more than a worker that it can pass them to."""
+        """Pass queues on until no worker has two more than a worker that can get them."""
         while any(self._improve(source, 2, FAR) for source in self._fullest_first()):
             pass
 
     def settle(self) -> None:
-        """Let queues return if that changes no load."""
+        """Let queues return to their present groups if this changes no load."""
         while any(self._improve(source, 1, 0) for source in self._fullest_first()):
             pass
 
@@ -236,7 +237,7 @@ class _Flow:
         return sorted(range(len(self.sizes)), key=lambda group: (-self._most(group), group))
 
     def _improve(self, source: int, gap: int, below: int) -> bool:
-        """Pass queues on to a group with a worker with at least `gap` less; False without one."""
+        """Pass queues to a group with at least `gap` less load; return False if there is none."""
         costs, came_from = self._paths(source)
         most = self._most(source)
         found = [
@@ -263,7 +264,7 @@ class _Flow:
         return True
 
     def _may_shift(self, source: int, target: int, gap: int, amount: int) -> bool:
-        """Return whether the last of `amount` queues is still worth passing on."""
+        """Return whether passing on the last of `amount` queues still improves the plan."""
         return self._most(source, amount - 1) - self._least(target, amount - 1) >= gap
 
     def _room(self, step: tuple[int, int, int]) -> int:
@@ -298,7 +299,7 @@ class _Flow:
                 ]
                 if not leaving:
                     continue
-                cost, before = min(leaving)  # enter the class from the cheapest group
+                cost, before = min(leaving)  # come from the cheapest group
                 for group in each.takers:
                     reached = cost + self._entering(number, group)
                     if group != before and reached < costs[group]:
@@ -309,7 +310,7 @@ class _Flow:
 
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest number up to `limit` for which `holds` is true; it is true for 1."""
+    """Return the largest number up to `limit` for which `holds` is true; `holds(1)` is true."""
     low = 1
     high = limit
     while low < high:

@@ -1,16 +1,18 @@
-"""The elected rebalancer, which observes, plans, publishes, and keeps the queue nodes. No I/O.
+"""The elected rebalancer: it observes workers, publishes plans and creates queue nodes. No I/O.
 
-The rebalancer provides balance and liveness, but not safety. A published plan is only a wish, and
-workers take queues only by compare-and-swap. Every transaction checks the leader's fence.
+The rebalancer provides balance and liveness, but not safety. A published plan is only a proposal,
+because workers take queues only by compare-and-swap. Every transaction of the rebalancer checks the
+leader's fence.
 
-The rebalancer plans at once after a worker is gone and after new queues appear. After a worker has
-joined, it waits a moment, to avoid a plan for each worker while a fleet starts up. It plans from
-scratch after its election, after every reconnection and once a minute, in case it missed an event.
+When a worker is gone or new queues appear, the rebalancer plans at once. When a worker has joined,
+it waits a moment, to avoid a plan for each worker while a fleet starts. It reads all nodes again
+and plans after its election, after every reconnection, and once a minute in case it missed an
+event.
 
-The leader creates missing queue nodes, and workers notice the deletion of queue nodes. The versions
-of a recreated node start at 0, so a late claim could find the same version as in the former node.
-Therefore each deletion also writes the folder `queues`. Each claim checks that the folder still has
-the version from before the read of the queue nodes.
+The leader creates missing queue nodes. Workers must notice the deletion of queue nodes. The
+versions of a recreated node start at 0, so a late claim could find the same version as in the
+former node. Therefore each deletion also writes the folder `queues`. Each claim checks that the
+folder still has the version that it had before the read of the queue nodes.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ log = logging.getLogger(__name__)
 CREATE_BATCH = 250
 INFINITY = float("inf")
 Read: TypeAlias = m.Get | m.Stat | m.Children
-# Quiet time that the leader waits for after a worker joined.
+# The time without further joins that the leader waits for after a worker joined.
 SETTLE_SECONDS = 0.15
-# Longest wait for quiet, counted from the first join.
+# The maximum time of this wait, from the first join.
 MAX_SETTLE_SECONDS = 1.0
-# Shortest time between two listings of all queues.
+# The minimum time between two listings of all queues.
 RELIST_SECONDS = 0.05
 RECONCILE_SECONDS = 60.0
 
 
 class QueueNodes:
-    """The queue nodes in the last listing, and the nodes in creation."""
+    """The queue nodes in the last listing, and the nodes to create."""
 
     def __init__(self, layout: Layout, commit: FencedCommit) -> None:
         # The names of all queue nodes, and of the nodes marked as deleted; None while unknown.
@@ -54,7 +56,7 @@ class QueueNodes:
         self._creating: dict[str, int] = {}
 
     def relist(self) -> None:
-        """Forget the listing; after the next one, create queues again whose creation is pending."""
+        """Forget the listing; after the next listing, repeat the pending creations."""
         self._missing |= self._creating
         self._creating = {}
         self.listed = None
@@ -70,14 +72,14 @@ class QueueNodes:
         self.create_missing()
 
     def planned(self, assigned: Callable[[], Container[str]]) -> Sequence[str]:
-        """Return the queues to distribute; `assigned` returns the queues already assigned."""
+        """Return the queues to distribute; `assigned` returns the already assigned queues."""
         listed = self.listed or ()
         deleted = self.deleted
-        # Plan no new queue while the names of deleted queues are unknown.
+        # While the names of deleted queues are unknown, plan no new queues.
         if deleted is None:
             known = assigned()
             return [queue for queue in listed if queue in known]
-        # Deleted queues bring no work, but would count as load.
+        # Omit deleted queues, because they have no work but would count as load.
         return [queue for queue in listed if queue not in deleted] if deleted else listed
 
     def want(self, names: Iterable[str], last: int) -> None:
@@ -104,7 +106,7 @@ class QueueNodes:
         self._created(lasts)
         names = list(lasts)
         if not isinstance(answer, m.Rejected) or answer.fault is m.CommitError.NO_NODE:
-            return  # created; or discovery asks again after the folder `queues` is recreated
+            return  # created, or requested again when the folder `queues` exists
         if answer.fault is not m.CommitError.NODE_EXISTS:
             log.error(
                 "rebalancer: queue %r gets no node, and its messages wait: %s; correct the rights"
@@ -124,10 +126,10 @@ class QueueNodes:
 
 
 class Rebalancer(m.Machine):
-    """The work of the leader; on all other workers it is idle.
+    """The work of the leader. On all other workers, the rebalancer is idle.
 
-    :ivar lost: the workers that left without releasing their queues.
-    :param wait_for_deleted: plan only queues that are already assigned, until `exclude_deleted`.
+    :ivar lost: the workers that are gone without releasing their queues.
+    :param wait_for_deleted: until a call of `exclude_deleted`, plan only queues that are assigned.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Rebalancer(m.Machine):
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the observed workers, and all appointments."""
+        """Forget the observed workers and all planned times."""
         self._roll.clear()
         self._unread = 0
         self._settled = False
@@ -166,7 +168,7 @@ class Rebalancer(m.Machine):
     # --- leadership -------------------------------------------------------------------
 
     def leadership_acquired(self, fence: int, former: str, process: str) -> None:
-        """Begin a term after that of the leader `former`, which ran in `process`."""
+        """Begin a term; the former leader was `former`, and ran in `process`."""
         self._fence = fence
         self.lost.record({former: WorkerNode(process=process)})
         self._queue_nodes.deleted = None if self._wait_for_deleted else frozenset()
@@ -209,7 +211,7 @@ class Rebalancer(m.Machine):
         if now >= self._relist_at:
             self._relist_at = INFINITY
             self._list_queues()
-        if not self._unread:  # an unread worker would count as a worker that claims its queues
+        if not self._unread:  # an unread worker would seem to claim its queues
             for name, queue in self._roll.judge(self._assignments.share).items():
                 self._judge(name, queue)
         if now >= self._plan_at:
@@ -230,7 +232,7 @@ class Rebalancer(m.Machine):
             self._assignments.check(path.rpartition("/")[2])
 
     def _judge(self, name: str, queue: str) -> None:
-        """Set a worker aside that claims nothing, unless its queue is deleted, without work."""
+        """Set aside a worker that claims no queues, unless its queue is only deleted."""
 
         def answered(answer: m.Response) -> None:
             if isinstance(answer, m.NodeRead) and QueueNode.parse(answer.data).deleted:
@@ -245,7 +247,7 @@ class Rebalancer(m.Machine):
     # --- observing --------------------------------------------------------------------
 
     def _observe(self, request: Read, then: m.Callback) -> None:
-        """Send a request whose answer counts only in this term."""
+        """Send a read; ignore the answer after the end of this term."""
         term = self._term
 
         def answered(answer: m.Response) -> None:
@@ -260,7 +262,7 @@ class Rebalancer(m.Machine):
         self.ask(request, answered)
 
     def _expect(self, request: Read, then: m.Callback) -> None:
-        """Send a request as `_observe` does, and make no plan before the answer."""
+        """Send a read like `_observe`, and make no plan before the answer."""
 
         def answered(answer: m.Response) -> None:
             self._unread -= 1
@@ -270,7 +272,7 @@ class Rebalancer(m.Machine):
         self._observe(request, answered)
 
     def _reconcile(self) -> None:
-        """Read everything again, then plan."""
+        """Read all nodes again, and then plan."""
         self._term += 1
         self._assignments.forget()
         self._queue_nodes.relist()
@@ -306,7 +308,7 @@ class Rebalancer(m.Machine):
         before, after = self._roll.read(name, answer)
         if before is None or after is None:
             return
-        # Plan for a new worker once the fleet has settled.
+        # For a new worker, plan when no other workers have joined for a moment.
         filter_changed = not is_new and after.filter != before.filter
         if after.draining != before.draining or filter_changed:
             self._plan_soon(0.0)
@@ -341,7 +343,7 @@ class Rebalancer(m.Machine):
             self._plan_soon(0.0)
 
     def _recreate(self, path: str) -> None:
-        """Create a deleted folder again, because no queue can be assigned without it."""
+        """Create a deleted folder again, because the leader needs it to assign queues."""
         log.warning("rebalancer: %s was deleted; recreating it to assign queues again", path)
         self._fenced((m.CreateOp(path, b""),), lambda answer: None)
 
@@ -351,13 +353,13 @@ class Rebalancer(m.Machine):
         self._plan_at = min(self._plan_at, self._clock() + delay_seconds)
 
     def _settle(self) -> None:
-        """Wait for quiet after a join, for a limited time."""
+        """After a join, wait until no further workers join, but only for a limited time."""
         now = self._clock()
         self._joined_at = min(self._joined_at, now)
         self._plan_at = min(now + SETTLE_SECONDS, self._joined_at + MAX_SETTLE_SECONDS)
 
     def _publish(self) -> None:
-        """Plan, and write the changed assignments under the fence."""
+        """Make a plan, and write the changed assignments under the fence."""
         if not self._roll.listed or self._queue_nodes.listed is None:
             return
         workers = self._roll.workers
@@ -365,7 +367,7 @@ class Rebalancer(m.Machine):
             return
         current = self._assignments.current(workers)
         if not self._settled and not any(current.values()):
-            self._settle()  # the fleet is starting up: wait for the other workers
+            self._settle()  # the fleet is starting, so wait for the other workers
             self._settled = True
             return
         self._settled = True
@@ -390,7 +392,7 @@ class Rebalancer(m.Machine):
     # --- publishing -------------------------------------------------------------------
 
     def _fenced(self, ops: tuple[m.Op, ...], then: m.Callback) -> None:
-        """Commit under the fence; resign after a change of the fence or a lost answer."""
+        """Commit under the fence; resign if the fence has changed or the answer is lost."""
         term = self._term
 
         def answered(answer: m.Response) -> None:
@@ -409,7 +411,7 @@ class Rebalancer(m.Machine):
 
     @property
     def workers(self) -> frozenset[str]:
-        """The workers that the leader knows; none on other workers."""
+        """The workers that the leader knows; empty on other workers."""
         return frozenset(self._roll.workers if self.leading else ())
 
     @property
@@ -417,13 +419,13 @@ class Rebalancer(m.Machine):
         return self._queue_nodes.listed if self.leading else None
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
-        """Exclude exactly these queues from assignment; do nothing unless leading."""
+        """Exclude exactly these queues from assignment; do nothing if this worker does not lead."""
         if self.leading and names != self._queue_nodes.deleted:
             self._queue_nodes.deleted = names
             self._plan_soon(0.0)
 
     def create_queues(self, names: Iterable[str], last: int = 0) -> None:
-        """Create the nodes of new queues, which start after `last`; do nothing unless leading."""
+        """Create the nodes of new queues, which start after `last`; only the leader does this."""
         if self.leading:
             self._queue_nodes.want(names, last)
             if self._up:

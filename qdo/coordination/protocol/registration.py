@@ -1,9 +1,10 @@
 """Register with exactly one ephemeral sequential node per session, even if answers are lost.
 
-If the reply to the creation is lost, the node may or may not exist. The machine then commits a
-barrier transaction. After the barrier, no late request can take effect and no lagging server can
-mislead. The machine lists the nodes and adopts the node whose `ephemeralOwner` is its own session.
-Without such a node, it creates a node again. Workers, candidates and components use this machine.
+If the reply to the creation is lost, the node may or may not exist. Then the machine commits a
+barrier transaction. After the barrier, no late request can take effect, and no lagging server can
+return old data. The machine lists the nodes, and adopts the node whose `ephemeralOwner` is its
+session. If there is no such node, the machine creates a node again. Workers, candidates and
+components use this machine.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from qdo.coordination.protocol import machine as m
 from qdo.coordination.znodes.values import encode
 
-# Most queues in a description, because many clients read component nodes.
+# The maximum number of queues in a description, because many clients read component nodes.
 MOST_FAULTS = 100
 
 
 class Registration(m.Machine):
-    """Creates one node ``<folder>/<stem>NNNNNNNNNN`` and reports its path, once."""
+    """Creates one node ``<folder>/<stem>NNNNNNNNNN``, and reports its path once."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Registration(m.Machine):
     ) -> None:
         super().__init__()
         self.path: str | None = None
-        # Why the coordinator refused to create the node, "" if it did not refuse.
+        # The reason why the coordinator refused to create the node; "" if it did not refuse.
         self.refusal = ""
         self._folder = folder
         self._stem = stem
@@ -44,7 +45,7 @@ class Registration(m.Machine):
         self._unread = 0
 
     def connected(self) -> None:
-        """Create the node; after a lost reply, find out whether the node exists."""
+        """Create the node; if an earlier reply was lost, find out whether the node exists."""
         if self.path is None:
             if self._sent:
                 self.ask(m.Commit((m.CheckOp(self._folder),)), self._barrier_done)
@@ -81,7 +82,7 @@ class Registration(m.Machine):
 
     def _looked(self, path: str, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse):
-            return  # `connected` starts again
+            return  # `connected` starts over
         self._unread -= 1
         if isinstance(answer, m.NodeRead) and answer.ephemeral_owner == self._session:
             self._adopt(path)
@@ -95,7 +96,7 @@ class Registration(m.Machine):
 
 
 class Component(Registration):
-    """A process's description of itself; `faults` returns its unusable queues with the reasons."""
+    """The description of a process; `faults` returns its unusable queues and the reasons."""
 
     def __init__(
         self,
@@ -110,12 +111,12 @@ class Component(Registration):
         self.faults: Callable[[], dict[str, str]] = dict
 
     def connected(self) -> None:
-        """Register, or rewrite the node: its parent may have written it while this process hung."""
+        """Register, or rewrite the node, which the parent process may have written meanwhile."""
         super().connected()
         self._written = b""
 
     def refresh(self, value: dict[str, Any]) -> None:
-        """Write the description of the process, even if unchanged, as a sign of life."""
+        """Write the description of the process, even if unchanged, to show that it lives."""
         known = {**value.get("faults", {}), **self.faults()}
         faults = list(known.items())[:MOST_FAULTS]
         self._data = encode({**value, "faults": dict(faults)} if faults else value)
@@ -124,8 +125,8 @@ class Component(Registration):
     def flush(self) -> None:
         if self.path is not None and self._due:
             self._due = False
-            # Check no version: only this process writes the node, and each write repairs a lost
-            # one.
+            # Do not check the version, because only this process writes the node, and each write
+            # replaces a lost write.
             self.ask(m.Commit((m.SetOp(self.path, self._data, m.ANY_VERSION),)), _ignore)
 
 

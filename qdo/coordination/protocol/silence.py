@@ -1,17 +1,17 @@
 """Detect a coordinator that accepts requests but does not answer.
 
 A stopped server, or a host without power, closes no connection. kazoo notices a missing answer to
-its ping only while the client sends nothing else, but a worker renews its lease all the time. So
-the driver asks this detector when to give up the connection. Another server answers within the
-lease, and no message has to wait.
+its ping only while the client sends no other requests, but a worker renews its lease all the time.
+So the driver asks this detector when to give up the connection. Then another server can answer
+within the lease, and no message has to wait.
 """
 
 from __future__ import annotations
 
-# Share of the session timeout after which an unanswered request means a silent server.
+# The time after which an unanswered request means a silent server, as a share of the timeout.
 SILENCE = 1 / 3
-# Share of the session timeout for which the driver must run before it trusts the silence. After a
-# job has blocked the process, answers have arrived that the driver has not yet read.
+# The time, as a share of the session timeout, for which the driver must run before it trusts the
+# silence. When a job has blocked the process, the driver may not have read the arrived answers yet.
 GRACE = 0.02
 
 
@@ -24,7 +24,7 @@ class SilenceDetector:
         self._suspected_at: float | None = None
 
     def sent(self, now: float) -> None:
-        """Record a request; an earlier unanswered request still counts from its own time."""
+        """Record a request; keep the time of an earlier unanswered request."""
         if self._waiting_since is None:
             self._waiting_since = now
 
@@ -37,7 +37,7 @@ class SilenceDetector:
         self._waiting_since = self._suspected_at = None
 
     def due(self) -> float:
-        """Return the time of the next call of `is_silent`; infinity for never."""
+        """Return the time of the next call of `is_silent`; infinity if none is needed."""
         if self._suspected_at is not None:
             return self._suspected_at + GRACE * self.timeout_seconds
         if self._waiting_since is not None:
@@ -45,7 +45,7 @@ class SilenceDetector:
         return float("inf")
 
     def is_silent(self, now: float) -> bool:
-        """Return whether the connection should be given up."""
+        """Return whether the driver should give up the connection."""
         if now < self.due():
             return False
         if self._suspected_at is None:

@@ -1,7 +1,7 @@
-"""Write the worker's own node, and keep its queues and its version.
+"""Write the worker's own node, and remember the node's queues and version.
 
-Every claim and release rewrites this node, so claims and releases are serial. The worker has at
-most one such write outstanding, and sends none before it knows the version for certain.
+Every claim and release rewrites the own node, so claims and releases are serial. The worker has at
+most one open write of this node, and writes only when it certainly knows the version.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ _LOST = (m.CommitError.NO_NODE, m.CommitError.OTHER)
 
 
 class WorkerNodeWriter:
-    """Writes a worker's own node, and remembers its content.
+    """Writes a worker's own node, and remembers the node's content.
 
-    :ivar listed: the queues in the node, from the last write, or from the read after a barrier.
+    :ivar listed: the queues in the node, from the last write or the read of a barrier.
     :ivar up: whether the session is connected.
-    :ivar draining: written with each write, as are `filter`, `about` and `holds`.
-    :ivar filter: the queues that may be assigned to the worker.
-    :ivar holds: mzxid of the pauses that the worker obeys.
-    :ivar about: process, zone and address of the worker; see `WorkerNode`.
+    :ivar draining: whether the worker is draining. Each write contains this value, `filter`,
+        `about` and `holds`.
+    :ivar filter: the queues that the leader may assign to the worker.
+    :ivar holds: the mzxid of the pauses that the worker obeys.
+    :ivar about: the process, zone and address of the worker; see `WorkerNode`.
     :ivar rewrite: whether to write the node even without a claim or release.
     """
 
@@ -50,9 +51,9 @@ class WorkerNodeWriter:
         self._on_reread = on_reread
         self._version = 0
         self._written_at = 0
-        # Whether a write got no answer; the next connection then begins with a barrier.
+        # Whether a write is unanswered. If so, the next connection begins with a barrier.
         self.in_doubt = False
-        # Whether no write may start, because a write or a read of the version is in flight.
+        # Whether writes must wait, because a write or a read of the version is in flight.
         self._closed = False
         self._in_flight = False
 
@@ -72,7 +73,7 @@ class WorkerNodeWriter:
     # --- writing ----------------------------------------------------------------------
 
     def value(self, plus: Iterable[str], minus: Iterable[str]) -> bytes:
-        """Return the value with some queues added and some removed."""
+        """Return the value of the node with some queues added and others removed."""
         listed = dict(self.listed)
         listed.update(dict.fromkeys(plus))
         for queue in minus:
@@ -90,7 +91,7 @@ class WorkerNodeWriter:
     def commit(
         self, ops: list[m.SetOp], value: bytes, then: m.Callback, checks: tuple[m.CheckOp, ...] = ()
     ) -> None:
-        """Write the own node after the queue nodes; `then` must first call `answered`."""
+        """Write the queue nodes and the own node; `then` must first call `answered`."""
         self._closed = self._in_flight = True
         self._written_at = len(ops)
         own = m.SetOp(self.path, value, self._version)
@@ -107,9 +108,9 @@ class WorkerNodeWriter:
         return True
 
     def rejected(self, answer: m.Rejected) -> None:
-        """Handle a changed own node: it is gone, or an operator wrote it."""
-        # Treat a node that the worker cannot read or write as gone, because the next registration
-        # gets another node.
+        """Handle a rejected write, because the own node is gone or an operator wrote it."""
+        # Treat an unreadable or unwritable node as gone, because the next registration gets another
+        # node.
         if answer.fault in _LOST:
             self.gone()
         else:
@@ -128,7 +129,7 @@ class WorkerNodeWriter:
         elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
             self._on_reread(node.reread)
-            if not self._in_flight:  # otherwise the answer to the write has the version
+            if not self._in_flight:  # if a write is in flight, its answer has the version
                 self._closed = False
                 self._version = answer.version
                 rest = replace(node, queues=(), reread=())
@@ -139,9 +140,9 @@ class WorkerNodeWriter:
     # --- the barrier ------------------------------------------------------------------
 
     def barrier(self, then: Callable[[], None]) -> None:
-        """Write the node unchanged, after which no earlier request can take effect."""
-        # After the acknowledgement, a late request finds another version and fails. No lagging
-        # server can then answer with a state from before the barrier.
+        """Write the node unchanged, so that no earlier request can take effect afterwards."""
+        # After the acknowledgment, a late request finds another version and fails. And no lagging
+        # server can answer with a state from before the barrier.
         self._closed = self._in_flight = self.in_doubt = True
         self._machine.ask(
             m.Get(self.path, watch=True), lambda answer: self._barrier_read(then, answer)
@@ -152,7 +153,7 @@ class WorkerNodeWriter:
             self.gone()
         elif isinstance(answer, m.NodeRead):
             node = WorkerNode.parse(answer.data)
-            # Keep the list of a seek: the worker reads its queues again after this write.
+            # Keep the list of a seek, because the worker reads its queues again after this write.
             value = self._own(node).encode()
             self._machine.ask(
                 m.Commit((m.SetOp(self.path, value, answer.version),)),

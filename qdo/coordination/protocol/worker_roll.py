@@ -1,12 +1,12 @@
 """The registered workers, the workers that get queues, and the lost workers.
 
-Every client of the coordinator can create a node below `workers`. Only nodes that end with a
-session are workers, and only workers that claim their assigned queues continue to get queues.
-Otherwise no worker would process the queues that are assigned to a foreign node.
+Every client of the coordinator can create a node below `workers`. Only ephemeral nodes count as
+workers, and only workers that claim their assigned queues continue to get queues. If other nodes
+counted as workers, no worker would process the queues assigned to them.
 
-Lost workers are workers that left without releasing their queues. Nodes of workers and processes
-end with their session. So only the leader can still name a worker that was killed, frozen or cut
-off. The leader forgets lost workers at the end of its leadership.
+Lost workers are workers that are gone without releasing their queues. The nodes of a worker and its
+process end with their session. So only the leader can still name a worker that was killed, frozen
+or cut off. The leader forgets lost workers at the end of its leadership.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
 JUDGE_SECONDS = 2.0
-# A worker that claims none of its queues for this time gets no queues for `ASIDE_SECONDS`.
+# If a worker claims none of its queues for this time, it gets no queues for `ASIDE_SECONDS`.
 IDLE_SECONDS = 10.0
 ASIDE_SECONDS = 300.0
 NAMES_SHOWN = 20
-# Number of lost workers that the leader remembers; many clients read the node with their names.
+# The number of lost workers that the leader remembers. Many clients read the node with their names.
 REMEMBERED = 20
 
 
 class WorkerRoll:
-    """The workers as the leader sees them."""
+    """The registered workers that the leader knows."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.listed = False
@@ -46,11 +46,11 @@ class WorkerRoll:
         self._idle_since: dict[str, float] = {}
         self._aside_until: dict[str, float] = {}
         self._unmatched: list[str] = []
-        # Time at which `judge` next looks for workers that claim nothing.
+        # The time at which `judge` next looks for workers that claim no queues.
         self.judge_at = 0.0
 
     def clear(self) -> None:
-        """Forget the nodes, before everything is read again."""
+        """Forget the nodes, before the leader reads all nodes again."""
         self.listed = False
         self.workers = {}
         self._names = frozenset()
@@ -63,8 +63,8 @@ class WorkerRoll:
         self._unmatched = []
 
     def record(self, names: Iterable[str]) -> tuple[list[str], dict[str, WorkerNode]]:
-        """Record a listing; return the nodes to read, and the nodes of workers that are gone."""
-        # Nodes of other tools take no queues, so the leader must assign them none.
+        """Record a listing; return the names of new nodes, and the nodes of gone workers."""
+        # Ignore nodes of other tools, which take no queues.
         listed = frozenset(filter(is_worker_name, names))
         new = sorted(listed - self._names)
         gone = self._names - listed
@@ -77,7 +77,7 @@ class WorkerRoll:
         return new, left
 
     def read(self, name: str, answer: Response) -> tuple[WorkerNode | None, WorkerNode | None]:
-        """Record the node of a worker; return its old and new value, each None if unknown."""
+        """Record a worker's node; return the old and the new value, each None if unknown."""
         before = self.workers.get(name)
         if isinstance(answer, NodeRead) and before is not None:
             if not answer.ephemeral_owner:
@@ -92,8 +92,9 @@ class WorkerRoll:
         return before, None
 
     def report_unlisted(self, path: str, reason: str) -> None:
-        """Log that a folder cannot be listed, once for each reason."""
-        # The leader plans nothing without this answer. Another leader could not list it either.
+        """Log once for each reason that the leader cannot list a folder."""
+        # Do not resign. Without the list the leader makes no plan, but another leader could not
+        # list the folder either.
         if self._unable.get(path) != reason:
             self._unable[path] = reason
             log.error(
@@ -104,7 +105,7 @@ class WorkerRoll:
             )
 
     def report_unmatched(self, unmatched: list[str]) -> None:
-        """Log the queues that no worker takes, after each change of this list."""
+        """Log the queues that no worker takes, if this list has changed."""
         if unmatched == self._unmatched:
             return
         if unmatched:
@@ -124,7 +125,7 @@ class WorkerRoll:
             log.warning("rebalancer: %s gets no queues: %s", name, reason)
 
     def able(self, writable: Callable[[str], bool]) -> dict[str, QueueFilter]:
-        """Return the filters of workers that may get queues and have `writable` assignments."""
+        """Return the filters of the workers that may get queues and have `writable` assignments."""
         able = {
             name: node.filter
             for name, node in self.workers.items()
@@ -137,7 +138,7 @@ class WorkerRoll:
         return claiming or able
 
     def judge(self, share_of: Callable[[str], Collection[str]]) -> dict[str, str]:
-        """Return workers that have long claimed none of their queues, each with one such queue."""
+        """Return workers that have claimed none of their queues for long, each with one queue."""
         now = self._clock()
         if now < self.judge_at:
             return {}
@@ -146,7 +147,7 @@ class WorkerRoll:
         suspects = [name for name in suspects if share_of(name)]
         free = dict[str, str]()
         if suspects:
-            # Do not blame a worker while other workers still own all of its queues.
+            # A worker is not to blame while other workers still own all its queues.
             owned = {queue for node in self.workers.values() for queue in node.queues}
             shares = {name: set(share_of(name)) - owned for name in suspects}
             free = {name: min(share) for name, share in shares.items() if share}
@@ -158,7 +159,7 @@ class WorkerRoll:
         }
 
     def set_aside(self, name: str, queues: int) -> None:
-        """Assign no queues for a while to a worker that claims nothing."""
+        """Assign no queues for some time to a worker that claims no queues."""
         now = self._clock()
         self._aside_until[name] = now + ASIDE_SECONDS
         log.warning(
@@ -172,7 +173,7 @@ class WorkerRoll:
 
 
 class LostWorkers:
-    """Finds workers that left without releasing their queues; `found` has the oldest first."""
+    """Finds workers that are gone without releasing their queues; `found` is in order of time."""
 
     def __init__(self, layout: Layout, clock: Callable[[], float], observe: Observe) -> None:
         self.found: deque[LostWorker] = deque(maxlen=REMEMBERED)
@@ -190,9 +191,9 @@ class LostWorkers:
         self._left.update(left)
 
     def examine(self, shares: Mapping[str, Collection[str]]) -> None:
-        """Examine workers that are gone but still have shares, before others get the shares."""
-        # Such a worker did not release a queue that still names it as owner and is assigned to no
-        # other worker. Read only one such queue for each worker, to save requests.
+        """Examine gone workers that still have shares, before other workers get the shares."""
+        # If a queue names a gone worker as owner, and is assigned to no other worker, the worker
+        # did not release the queue. Read only one queue for each worker, to save requests.
         for name, share in shares.items():
             node = self._left.get(name, WorkerNode())
             owned = set(node.queues).intersection(share) or share

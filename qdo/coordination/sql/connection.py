@@ -1,8 +1,8 @@
 """kazoo's connection to a database instead of a ZooKeeper server.
 
 `StoreConnection` takes operations from the client's queue, passes them to a `StoreSession`, and
-hands out answers and watch events. kazoo's own connection reads answers and events from its socket
-instead. The states and their causes:
+delivers answers and watch events. kazoo's own connection reads answers and events from a socket.
+The states and their causes:
 
 ==============  ==============================================================================
 to              cause
@@ -63,10 +63,10 @@ _COMMANDS = {
     b"isro": "rw",
     b"envi": "Environment:\nzookeeper.version=3.8.0-embedded\n",
 }
-# Operations that need a separate transaction. Sync returns the newest zxid up to which all events
-# have been reported.
+# The operations that need a separate transaction. Sync returns the newest zxid up to which the
+# session has reported all events.
 _ALONE = (Auth.type, Close.type, AddWatch.type, Sync.type)
-# An operation, and the object that takes the answer; None without a waiting caller.
+# An operation, and the object that takes the answer; None if no caller waits.
 Pair = tuple[Any, Any]
 
 
@@ -93,7 +93,7 @@ def _caught(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
     # Return the error as a value, because gevent would print the traceback of a raised error.
     try:
         return call(), None
-    except Exception as error:  # noqa: BLE001 - raised again in the other thread
+    except Exception as error:  # noqa: BLE001 - the other thread raises it
         return None, error
 
 
@@ -104,7 +104,7 @@ def _nothing() -> None:
 def opener(
     path: str | None, address: SchemaAddress | None, timeout_seconds: float, *, for_people: bool
 ) -> tuple[str, OpenStore]:
-    """Return a database's name for logs, and the function that opens its file or schema."""
+    """Return a database's name for logs, and a function that opens its file or schema."""
     if address is None:
         return str(path), partial(SqliteStore, str(path))
     try:
@@ -120,8 +120,8 @@ def opener(
 class StoreConnection(ConnectionHandler):
     """A connection to the coordinator in a database.
 
-    :ivar last_fault: why the last attempt to connect failed.
-    :param open_store: opens the database; its argument is for `SqliteStore`.
+    :ivar last_fault: the reason why the last attempt to connect failed.
+    :param open_store: a function that opens the database; its argument is for `SqliteStore`.
     """
 
     tls_fault: str | None = None
@@ -163,14 +163,14 @@ class StoreConnection(ConnectionHandler):
         return result
 
     def command(self, word: bytes) -> str:
-        """Answer a four-letter command, with "" for an unsupported one."""
+        """Return the answer to a four-letter command; "" if it is not supported."""
         return _COMMANDS.get(word, "")
 
     # --- connecting -------------------------------------------------------------------
 
     @property
     def waits_until(self) -> float:
-        """The time on `clock` until which, after a failover, the server lets no session begin."""
+        """The time on `clock` until which no session can begin after a failover."""
         link = self._link
         if link is not None:
             self._waits_until = max(self._waits_until, link.waits_until)
@@ -182,7 +182,7 @@ class StoreConnection(ConnectionHandler):
         raise ForceRetryError("Reconnecting")
 
     def _attempt(self, retry: Any) -> Any:
-        """Connect, and serve until the connection ends; return STOP_CONNECTING for no retry."""
+        """Connect, and serve until the connection ends; STOP_CONNECTING prevents a retry."""
         client = self.client
         if client._state != KeeperState.CONNECTING:
             client._session_callback(KeeperState.CONNECTING)
@@ -206,7 +206,7 @@ class StoreConnection(ConnectionHandler):
             retry.reset()
             self.logger.warning("Session has expired")
             client._session_callback(KeeperState.EXPIRED_SESSION)
-        except Exception as error:  # a client whose thread has ended never connects again
+        except Exception as error:  # after an error, the thread would end and never reconnect
             self.last_fault = repr(error)
             log.exception("%s: an unexpected error; connecting again", self.server)
             if client._state != KeeperState.CONNECTING:
@@ -266,8 +266,8 @@ class StoreConnection(ConnectionHandler):
 
     def _step(self, link: StoreSession) -> bool:
         """Serve the next operations or events; return whether the client closed its session."""
-        # Keep this function separate. Otherwise local variables of an idle connection would keep
-        # answered operations, their watchers, and the watchers' objects alive.
+        # Keep this function separate. Otherwise the local variables of an idle connection would
+        # keep answered operations, their watchers, and the watchers' objects alive.
         woken = self._wait(link)
         batch = self._take()
         if batch:
@@ -281,7 +281,7 @@ class StoreConnection(ConnectionHandler):
         return False
 
     def _wait(self, link: StoreSession) -> bool:
-        """Wait for operations, a wakeup, or the session's next tick; return whether woken up."""
+        """Wait for operations, a wakeup, or the next tick; return whether a wakeup arrived."""
         at_once = self.client._queue or link.store.woken
         timeout = 0.0 if at_once else max(0.0, link.due - clock())
         ready = self.handler.select([link.store.bell, self._read_sock], [], [], timeout)[0]
@@ -316,7 +316,7 @@ class StoreConnection(ConnectionHandler):
         return batch
 
     def _answer(self, link: StoreSession, batch: list[Pair]) -> bool:
-        """Perform operations and hand out their answers; return whether the session was closed."""
+        """Perform operations and deliver their answers; return whether they closed the session."""
         operation, answer = batch[0]
         if operation.type == Close.type:
             self._call(link, link.end)
@@ -327,7 +327,8 @@ class StoreConnection(ConnectionHandler):
             self._answer_auth(operation, answer)
             return False
         if operation.type == AddWatch.type:
-            # From now on, the session reports changes since `link.seen`, because of `_watching`.
+            # From now on, `_watching` is true, so the session reports all changes since
+            # `link.seen`.
             self.client._pending.popleft()
             answer.set(True)
             return False
@@ -407,7 +408,7 @@ class StoreConnection(ConnectionHandler):
 
 
 def _fault_of(operation: Any, size: int, drop_reason: str) -> Exception | None:
-    """Return the error that an operation causes for the connection itself, or None."""
+    """Return the error with which an operation ends the connection itself, or None."""
     if operation is _SESSION_EXPIRED:
         return SessionExpiredError("Session expired: Testing")
     if operation is _CONNECTION_DROP:
@@ -418,7 +419,7 @@ def _fault_of(operation: Any, size: int, drop_reason: str) -> Exception | None:
 
 
 def _size_of(operation: Any) -> int:
-    """Return the network size of an operation in bytes, within a few percent."""
+    """Return the approximate network size of an operation in bytes."""
     if type(operation) is Transaction:
         return sum(map(_size_of, operation.operations))
     data = getattr(operation, "data", None) or b""

@@ -1,26 +1,26 @@
 """The tables of a coordinator in PostgreSQL: znodes, sessions, and recent changes.
 
-- A write transaction locks the only row of `tree`. It takes the zxid after the newest change, so
-  zxids have the order of the commits. A lock creates no row version, but a heartbeat does. If
-  another transaction has been open for 80,000 heartbeats, a write takes 2 ms longer.
-- A client that is stopped within a write would hold the lock. The server ends its transaction after
-  `IDLE_SECONDS`, but only between two messages of the protocol. So a client sends all locking
-  statements in one message. A write takes two messages: the first locks and reads, the second
-  writes and commits. If a client stops while it receives a large answer, the server cuts it off
-  after the same time (`tcp_user_timeout`).
+- A write transaction locks the only row of `tree`. The transaction takes the zxid after the newest
+  change, so zxids have the order of the commits. A lock creates no row version, but a heartbeat
+  does. If another transaction has been open for 80,000 heartbeats, a write takes 2 ms longer.
+- A client that is suspended during a write would hold the lock. The server ends its transaction
+  after `IDLE_SECONDS`, but only between two messages of the protocol. So a client sends all locking
+  statements in one message. A write takes two messages. The first message locks and reads; the
+  second message writes and commits. If a client is suspended while it receives a large answer, the
+  server cuts it off after the same time (`tcp_user_timeout`).
 - Each write sends a notification. Notifications have no content, because every role may send them.
-  Clients read the log of changes, even without a notification.
-- A heartbeat is a counter. Other processes use their own clocks to measure how long it stays the
-  same, so an operator may set the server's clock. A heartbeat need not be durable: after a crash of
-  the server, its value differs from the last value that others saw.
-- Reads for people leave out sessions that are silent by the server's clock.
-- `age` names the server, its timeline and the table `tree`. It changes when a standby takes over or
-  an operator restores a dump. Commits may then be missing. So no session begins until the earlier
-  sessions of all workers are over. Then no lease of a lost claim still runs. Zxids continue at a
-  higher multiple of `EPOCH`, so no fence occurs twice. When the first process writes to the next
-  server, the earlier server no longer acknowledges anything. From then on, the processes count the
-  silence of the earlier sessions, in the table. A session without a worker keeps its nodes for its
-  own timeout.
+  Clients also read the log of changes without a notification.
+- A heartbeat is a counter. Other processes use their own clocks to measure how long the counter
+  stays the same, so an operator may set the server's clock. A heartbeat need not be durable,
+  because after a crash of the server its value differs from the last value that others saw.
+- Reads for operators omit sessions that are silent by the server's clock.
+- `age` names the server, its timeline and the table `tree`. The age changes when a standby takes
+  over or an operator restores a dump. Commits may then be missing. So no session begins until the
+  earlier sessions of all workers have ended, and no lease of a lost claim is still valid. Zxids
+  continue at a higher multiple of `EPOCH`, so no fence occurs twice. When the first process writes
+  to the new server, the earlier server no longer acknowledges writes. From this moment, the
+  processes count the silence of the earlier sessions in the table. A session without a worker keeps
+  its nodes for its own timeout.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from qdo.postgresql.session import PostgresqlConnection, connect, translated
 from qdo.postgresql.url import SchemaAddress
 from qdo.system.clock import clock
 
-# Number of zxids in one age. At a thousand changes a second, they last for 34 years.
+# The number of zxids in one age. At a thousand changes a second, they last for 34 years.
 EPOCH = 2**40
-# How long the server waits for the next statement of a transaction; shorter than clients wait.
+# The time for which the server waits for a transaction's next statement; clients wait longer.
 IDLE_SECONDS = 1.0
-# Time between looks for changes without a notification.
+# The time between looks for changes without a notification.
 LOOK_SECONDS = 1.0
-# Pause between two looks, because each write in a large fleet notifies every process.
+# The pause between two looks, because each write in a large fleet notifies every process.
 REST_SECONDS = 0.005
 KEPT_CHANGES = 10_000
 _TRIM_EVERY = 64
@@ -91,7 +91,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery(), concat(system_identifier, ':',
             unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS may)
 FROM pg_control_system()
 """
-# Upper limit of zxids: the successors of larger numbers would not fit.
+# The upper limit of zxids, because the successors of larger numbers would not fit.
 _END = 2**62
 _GRANTED = f"""
     least(greatest(%s, {MIN_TIMEOUT_SECONDS * 1000:.0f}), {MAX_TIMEOUT_SECONDS * 1000:.0f})"""
@@ -105,7 +105,7 @@ SELECT coalesce((SELECT zxid FROM {{schema}}.changes WHERE zxid < {_END}
         WHERE zxid > %(since)s AND zxid < {_END} AND %(since)s >= 0),
     (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 """
-# Makes heartbeats commit without waiting for the disk.
+# With this statement, heartbeats commit without waiting for the disk.
 _AT_ONCE = "SET LOCAL synchronous_commit = off"
 _LOCK = "SELECT server FROM {schema}.tree FOR UPDATE"
 _BEAT = """
@@ -120,7 +120,7 @@ SELECT parent, name, {_COLUMNS} FROM unnest(%s::text[], %s::text[]) AS wanted (p
 JOIN {{schema}}.znodes USING (parent, name) WHERE true
 """
 _NAMES = "SELECT parent, name FROM {schema}.znodes WHERE parent = ANY (%s)"
-# Leaves out nodes of sessions that seem to have ended, by the server's clock.
+# A condition that omits the nodes of sessions that seem to have ended, by the server's clock.
 _UNHEARD = f"""
     AND owner NOT IN (SELECT id FROM {{schema}}.sessions
         WHERE clock_timestamp() > heard + 2 * {_TIMEOUT} * interval '1 ms')
@@ -151,7 +151,7 @@ SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owne
 _SESSIONS = f"""
 SELECT id, password, {_TIMEOUT}, generation, 0, age, beats FROM {{schema}}.sessions
 """
-# A session that stands for all workers whose claims may be among the lost commits. New sessions
+# A session that represents all workers whose claims may be among the lost commits. New sessions
 # wait for its end. Its `beats` are the milliseconds for which it has certainly been silent.
 _GUARD = f"""
 INSERT INTO {{schema}}.sessions (id, password, timeout, generation, age)
@@ -172,9 +172,10 @@ ON CONFLICT (id) DO UPDATE SET
 class PostgresqlStore:
     """A connection to the schema.
 
-    :param timeout_seconds: the session timeout; the client waits a third of it for the server.
-    :param for_people: reads leave out the nodes of sessions that are silent by the server's clock.
-        A command is too short to watch sessions, and after the last worker no process does.
+    :param timeout_seconds: the session timeout. The client waits for the server for a third of it.
+    :param for_people: whether reads omit the nodes of sessions that are silent by the server's
+        clock. A command is too short to watch sessions, and after the last worker no process
+        watches them.
     """
 
     waits_for_network = True
@@ -252,7 +253,7 @@ class PostgresqlStore:
         return self._filler.mogrify(statement.format(schema=self._address.schema).encode(), values)
 
     def _run(self, *parts: str) -> list[list[Any]]:
-        """Send statements as one message; return the rows of each."""
+        """Send statements as one message; return the rows of each statement."""
         cursor = self._connection.execute("; ".join(parts).encode(), prepare=False)
         found = []
         while True:
@@ -265,7 +266,7 @@ class PostgresqlStore:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Undo a refused transaction; give up the connection after other errors."""
+        """Roll back a refused transaction; give up the connection after other errors."""
         try:
             yield
         except psycopg.Error as error:
@@ -294,7 +295,7 @@ class PostgresqlStore:
         return woken
 
     def announce(self) -> None:
-        """Do nothing, because the commit has sent the notification, and is durable."""
+        """Do nothing, because the commit has sent the notification and is durable."""
 
     # --- transactions -----------------------------------------------------------------
 
@@ -338,7 +339,7 @@ class PostgresqlStore:
             self._nodes[_path(parent, name)] = TreeNode(*values)
 
     def _adopted(self, zxid: int, server: str) -> int:
-        """Begin the next epoch if the table belonged to another server or timeline before."""
+        """Begin the next epoch if another server or timeline wrote the table before."""
         if server == self.age:
             return zxid
         parts = [self._filled("UPDATE {schema}.tree SET server = %s", (self.age,))]
@@ -349,7 +350,7 @@ class PostgresqlStore:
             parts.append(self._filled(_CHANGE, (zxid, "[]")))
             parts.append(self._filled(_GUARD, (self._timeout_milliseconds, server)))
         with self._guarded():
-            self._run(*parts)  # at once: the same transaction reads them
+            self._run(*parts)  # at once, because the same transaction reads the values
         return zxid
 
     def _write(self, statement: str, values: Any = None) -> None:
@@ -379,7 +380,7 @@ class PostgresqlStore:
                 self._run("ROLLBACK")
 
     def _forget(self) -> None:
-        # Free the memory, because a connection may be idle for a long time.
+        # Free memory, because a connection may be idle for a long time.
         self._nodes = {}
         self._names = {}
         self._parts.clear()
@@ -434,10 +435,10 @@ class PostgresqlStore:
         return [(SessionRow(*row[:-1]), self._beats[row[0]][1]) for row in rows]
 
     def outlast(self) -> tuple[float, list[int]]:
-        """Count the silence of the earlier age in the table; see `Store.outlast`."""
-        # A process adds the silence that it read in the table and the time since then by its own
-        # clock, and stores the sum. So the wait continues across processes and connections, and
-        # does not depend on a server's clock.
+        """Count the silence of sessions of earlier ages in the table; see `Store.outlast`."""
+        # A process reads the silence from the table, adds the time since then by its own clock, and
+        # stores the sum. So the wait continues across processes and connections, and does not
+        # depend on a server's clock.
         with self._guarded():
             rows = self._rows(_FORMER, (self.age,))
         guards = [row[1:] for row in rows if row[0] == -1]
@@ -478,10 +479,11 @@ def _path(parent: str, name: str) -> str:
 
 
 def _check_pooler(connection: PostgresqlConnection, address: SchemaAddress, pid: int) -> None:
-    """Raise PostgresqlUnsuitableError for a pooler that changes connections per transaction."""
+    """Raise PostgresqlUnsuitableError if a pooler changes the connection for each transaction."""
     if pid == connection.info.backend_pid:
         return
-    # Poolers report their own process id. In session mode, a second client changes nothing.
+    # Poolers report their own process id. In session mode, a second client does not change the
+    # connection.
     with contextlib.closing(connect(address)) as other, other.transaction():
         other.execute("SELECT 1")
         (found,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)

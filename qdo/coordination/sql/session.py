@@ -1,15 +1,15 @@
-"""Sessions of a coordinator in a database: operations, heartbeats, expiry, and read-only sessions.
+"""Sessions of a coordinator in a database: operations, heartbeats and expiry.
 
 Every transaction first checks, under the same lock or snapshot, that the session still exists and
 still belongs to this connection. So no operation takes effect after the end of its session, or
-after another connection has resumed it. Even a transaction of version checks takes the write lock.
-So a process that wants to expire the session sees the new heartbeat, or the check sees that the
-session is gone. A confirmed check therefore stays true for the session timeout.
+after another connection has resumed the session. Even a transaction of version checks takes the
+write lock. So either a process that is about to expire the session sees the new heartbeat, or the
+check sees that the session is gone. A confirmed check therefore stays true for the session timeout.
 
 Heartbeats keep sessions alive, and silent sessions expire. Other processes measure the silence by
 their own `qdo.system.clock.clock`, from the moment at which they saw the last heartbeat. So no
-session depends on a clock that an operator may set, such as a server's clock. Silence only suggests
-which session to expire. The process decides by the heartbeat that it reads again under the lock.
+session depends on a clock that an operator may set, such as a server's clock. A process first finds
+silent sessions without the lock. Then it reads their heartbeats again under the lock, and decides.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class ExpiryMonitor:
 
     def __init__(self) -> None:
         self._awake_since = 0.0
-        # Time of the next check, or of the next expiry of a silent session.
+        # The time of the next check, or of the next expiry of a silent session.
         self.due = float("inf")
 
     def silent(self, sessions: Collection[tuple[SessionRow, float]], now: float) -> list[int]:
-        """Return the sessions to expire, and compute `due`; `now` is a time before their read."""
+        """Return the sessions to expire, and set `due`; `now` is a time before the read."""
         shortest = min((row.timeout_milliseconds for row, _ in sessions), default=0) / 1000
-        # Count silence only while this monitor is awake. After a sleep, for instance of the whole
-        # machine, all sessions get their full timeout again, as after the election of a leader.
+        # Count silence only while this monitor is awake. After a sleep, for example of the whole
+        # machine, all sessions get their full timeout again, as in ZooKeeper after an election.
         if now - self.due > shortest / 4:
             self._awake_since = now
         ends = {row.id: self._end(row, heard) for row, heard in sessions}
@@ -73,20 +73,20 @@ class ExpiryMonitor:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of operations; `foreign` has other clients' changes since the last report."""
+    """The results of operations; `foreign` has other clients' changes since the last report."""
 
     foreign: list[Event]
     outcomes: list[TreeResult]
 
 
 class StoreSession:
-    """A session in a store; call `enter` first, `tick` when `due`, and finally `close`.
+    """A session in a store. Call `enter` first, `tick` when `due`, and `close` at the end.
 
     :ivar store: the open database.
-    :ivar seen: zxid up to which changes were reported to the client.
-    :ivar due: the time of the next `tick`, on `qdo.system.clock.clock`.
-    :ivar waits_until: the time on the same clock until which `enter` waits for sessions of an
-        earlier age.
+    :ivar seen: the zxid up to which the client knows all changes.
+    :ivar due: the time of the next `tick` on `qdo.system.clock.clock`.
+    :ivar waits_until: the time on this clock until which `enter` waits for the end of sessions of
+        an earlier age.
     """
 
     _is_stored = True
@@ -97,7 +97,7 @@ class StoreSession:
         pause: Callable[[float], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take a store, which `close` closes; begin no session once `is_stopped` returns True."""
+        """Take over an open store; begin no session when `is_stopped` returns True."""
         self._is_stopped = is_stopped
         self.store = store
         self._pause = pause
@@ -112,11 +112,11 @@ class StoreSession:
         self.waits_until = 0.0
 
     def close(self) -> None:
-        """Close the store; the session stays alive for its timeout."""
+        """Close the store; the session lives on until its timeout."""
         self.store.close()
 
     def woken(self) -> bool:
-        """Empty the bell; return whether to `look` now instead of at the next `tick`."""
+        """Empty the wakeup pipe; return whether to `look` now instead of at the next `tick`."""
         if not self.store.drain():
             return False
         rested = self._looked + self.store.rest_seconds
@@ -134,13 +134,13 @@ class StoreSession:
     def enter(
         self, session: int, password: bytes, timeout_seconds: float, former: SessionRow | None
     ) -> SessionRow:
-        """Resume a session, or begin one if `session` is 0.
+        """Resume a session, or begin a new session if `session` is 0.
 
         :param former: the session that this client entered last.
         :raises SessionExpiredError: the session is gone, or the password is wrong.
         """
         if former is not None and (former.id, former.age) == (session, self.store.age):
-            self._beating = former  # send its heartbeats while this call waits for the lock
+            self._beating = former  # keeps it alive while this call waits for the lock
             self._beat()
         if not session:
             self._outlast(timeout_seconds)
@@ -222,7 +222,7 @@ class StoreSession:
     def perform(
         self, operations: list[Any], identities: tuple[Id, ...], *, watching: bool
     ) -> CommandResult:
-        """Perform atomic operations in order, all in one durable transaction."""
+        """Perform atomic operations in their order, all in one durable transaction."""
         write = any(type(operation) in CHANGING for operation in operations)
         state = self._begin(write=write, watching=watching, operations=operations)
         try:
@@ -242,7 +242,7 @@ class StoreSession:
         return CommandResult(foreign, outcomes)
 
     def look(self, *, watching: bool) -> list[Event]:
-        """Return other clients' changes since `seen`; check that the session still lives here."""
+        """Return other clients' changes since `seen`; check that the session is still valid."""
         state = self._begin(write=False, watching=watching)
         try:
             foreign = _missed(state)
@@ -253,14 +253,14 @@ class StoreSession:
         return foreign
 
     def tick(self, *, watching: bool) -> list[Event]:
-        """Write a heartbeat and expire silent sessions if due, then `look`."""
+        """If due, write a heartbeat and expire silent sessions; then `look`."""
         now = clock()
         if now >= min(self._next_beat, self._watchdog.due) or self.due == 0.0:
             self._beat()
             if self._silent():
                 self._expire()
         foreign = self.look(watching=watching)
-        # Without jitter, every process would wake to expire the same session.
+        # Add jitter, or every process would wake at the same time to expire the same session.
         silence = self._watchdog.due + random.uniform(0.005, 0.02)  # spreads pauses
         self._watchdog.due = min(silence, self._next_beat)
         look = now + self.store.look_seconds if watching else float("inf")
@@ -270,7 +270,7 @@ class StoreSession:
     def _expire(self) -> None:
         state = self._begin(write=True)
         try:
-            # Read them again under the lock, because they may be alive again or already expired.
+            # Judge again under the lock, because sessions may have a new heartbeat or be expired.
             self._end_sessions(state, self._judge())
         except UNDONE as error:
             log.warning(
@@ -304,7 +304,7 @@ class StoreSession:
         patience_seconds: float = 0.0,
         operations: Operations = (),
     ) -> StoredState:
-        """Begin a transaction of a live session; wait if another process has the lock."""
+        """Begin a transaction of a live session; wait while another process has the lock."""
         row = self._row if self._is_stored else None
         patience = patience_seconds or self.row.timeout_milliseconds / 1000 * 2 / 3
         since = self.seen if watching else -1
@@ -343,7 +343,7 @@ class StoreSession:
             self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))  # spreads pauses
 
     def beat_if_due(self) -> None:
-        """Write a heartbeat if the last heartbeat is due for renewal."""
+        """Write a heartbeat if it is due."""
         if clock() >= self._next_beat:
             self._beat()
 
@@ -364,7 +364,7 @@ def _missed(state: StoredState) -> list[Event]:
 
 
 class OnlookerSession(StoreSession):
-    """Answers reads without a session in the store; all other operations raise OnlookerError."""
+    """Performs reads without a session in the store; other operations raise OnlookerError."""
 
     _is_stored = False
 

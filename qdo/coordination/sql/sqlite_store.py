@@ -1,9 +1,10 @@
 """The SQLite file behind an embedded coordinator: znodes, sessions, and recent changes.
 
 Transactions are short, because only one process can write at a time. A commit appends to the
-write-ahead log without waiting for the disk. `announce` then makes all commits so far durable,
+write-ahead log without waiting for the disk. `announce` then makes all earlier commits durable,
 while other processes already continue. A process waits for its own `announce` before it answers.
-This suffices, because earlier changes precede its own in the log, and become durable with it.
+This wait is enough, because all earlier changes precede the process's change in the log, and become
+durable with it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ _SESSIONS = f"""
 """
 _SLOT = struct.Struct("<q")
 _BLOCK = 4096
-# Time between looks of a process that may only read, because no other process wakes it.
+# The time between looks of a process that may only read, because no other process wakes it.
 ONLOOKER_SECONDS = 1.0
 
 
@@ -101,10 +102,10 @@ def boot() -> str:
 
 
 class Heartbeats:
-    """The file of heartbeats, with one time in each slot."""
+    """The heartbeat file, with the time of a heartbeat in each slot."""
 
-    # A small write to memory needs neither lock nor disk. So even a process that waits for the
-    # database keeps its session.
+    # A heartbeat is a small write to memory, without a lock or the disk. So even a process that
+    # waits for the database keeps its session.
 
     def __init__(self, path: str, rights: Rights) -> None:
         self._fd = open_file(path, os.O_RDWR, rights)
@@ -129,7 +130,7 @@ class Heartbeats:
 
 
 class _SilentPipe:
-    """Replaces the wakeup pipe of a process that may only read; no other process knows it."""
+    """Replaces the wakeup pipe of a process that may only read; no other process writes to it."""
 
     def __init__(self) -> None:
         self._ends = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]
@@ -138,7 +139,7 @@ class _SilentPipe:
         return self._ends[0]
 
     def drain(self) -> None:
-        """Do nothing: no process writes to it."""
+        """Do nothing, because no process writes to the pipe."""
 
     def close(self) -> None:
         while self._ends:
@@ -146,7 +147,7 @@ class _SilentPipe:
 
 
 class SqliteStore:
-    """One connection to the file."""
+    """A connection to the coordinator's SQLite file."""
 
     waits_for_network = False
     woken = False
@@ -164,7 +165,7 @@ class SqliteStore:
         self._beats: Any = None
         self._in_transaction = False
         with unforked:
-            # `_sync` syncs commits instead of SQLite, outside of the write lock.
+            # SQLite does not sync commits, because `_sync` does, without the write lock.
             self._db = open_database(path, _FORMAT, durable=False)
             self._fork_guard = ForkGuard(path, lambda: None)
             try:
@@ -194,7 +195,7 @@ class SqliteStore:
     def _prepare(self) -> None:
         with translated(self.name):
             self._db.execute("PRAGMA busy_timeout = 0")
-            # A merge of the log syncs twice. Leave it to `_sync`, where waiting does no harm.
+            # A merge of the log syncs twice. `_sync` merges it, where waiting does no harm.
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self.read_only = not os.access(self.name, os.W_OK)
@@ -279,14 +280,14 @@ class SqliteStore:
     def _sync(self) -> None:
         with translated(self.name):
             os.fdatasync(self._log_file)
-            # Only now are the commits certainly in the files that other processes open.
+            # Only this check proves that the commits are in the files that other processes open.
             self._watch.check()
             if self._merge:
                 with self._fork_guard:
                     self._merge = not self._merged()
 
     def _merged(self) -> bool:
-        """Merge the log; return whether the next commit can start it from the beginning."""
+        """Merge the log; return whether the next commit can write at the start of the log."""
         # If other processes read old pages or write meanwhile, the next `announce` must try again.
         # Without retries, the log grew to 66 MiB in half a minute.
         for mode in ("PASSIVE", "RESTART"):  # PASSIVE waits for the disk without the write lock
@@ -361,7 +362,7 @@ class SqliteStore:
         return beats[row.beat_slot] if row.beat_slot < len(beats) else 0.0
 
     def outlast(self) -> tuple[float, list[int]]:
-        """Return no wait, because processes of an earlier boot have ended."""
+        """Return a wait of 0, because all processes of an earlier boot have ended."""
         return 0.0, []
 
     def put_session(self, row: SessionRow) -> SessionRow:

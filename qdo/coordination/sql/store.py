@@ -11,8 +11,8 @@ from qdo.coordination.sql.tree import Event, TreeNode
 from qdo.errors import DatabaseFullError
 
 Operations = Collection[Any]
-# The disk of the database is full, or the database refuses a value. The transaction is undone, but
-# other transactions may succeed.
+# The errors if the database's disk is full, or the database refuses a value. They undo the
+# transaction, but other transactions may succeed.
 UNDONE = (DatabaseFullError, PostgresqlFullError, PostgresqlRefusedError)
 MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
@@ -26,16 +26,16 @@ class BusyError(Exception):
 class StoredState:
     """The state at the start of a transaction."""
 
-    # Zxid of the newest change.
+    # The zxid of the newest change.
     zxid: int
     # The events since the requested zxid, or None if the store no longer has them.
     missed: list[Event] | None
-    # Grows whenever a session begins or ends; 0 if the store does not count them.
+    # The number of beginnings and ends of sessions; 0 if the store does not count them.
     sessions: int
-    # Generation of the own session's connection, None if the session has ended.
+    # The generation of the own session; None if the session has ended.
     generation: int | None
-    # Unix time in milliseconds by the clock of the store. It dates changes, so all node times come
-    # from one clock. This reveals processes whose own clock is wrong.
+    # The Unix time in milliseconds by the clock of the store. It dates changes, so all node times
+    # come from one clock, and reveal processes with a wrong clock.
     now: int
 
 
@@ -46,39 +46,39 @@ class SessionRow:
     id: int
     password: bytes
     timeout_milliseconds: int
-    # Number that grows whenever another connection resumes the session.
+    # A number that increases whenever another connection resumes the session.
     generation: int
-    # Slot of the session's heartbeats, in a store with slots.
+    # The slot of the session's heartbeats, in a store with slots.
     beat_slot: int
-    # The `Store.age` in which the session began. It cannot be resumed in another age.
+    # The `Store.age` in which the session began. No client can resume the session in another age.
     age: str
 
 
 class Store(Protocol):
     """A connection to the database, for one thread at a time."""
 
-    # Name of the database in errors.
+    # The name of the database in errors.
     name: str
-    # Name of the period in which sessions can last: a boot of the machine, or a timeline of the
+    # The name of the period in which sessions can last: a boot of the machine, or a timeline of the
     # server.
     age: str
-    # File or descriptor that becomes readable when the tree may have changed; see `drain`.
+    # A file or descriptor that becomes readable when the tree may have changed; see `drain`.
     bell: Any
-    # Whether the answer to a statement reported a change of the tree.
+    # Whether the answer to a statement has reported a change of the tree.
     woken: bool
-    # Whether calls wait for the network, and so belong on a native thread.
+    # Whether calls wait for the network, and so need a native thread.
     waits_for_network: bool
-    # Time between looks for changes without a wakeup.
+    # The time in seconds between looks for changes without a wakeup.
     look_seconds: float
-    # Pause between two looks.
+    # The pause in seconds between two looks.
     rest_seconds: float
-    # Whether the user may read the database, but not write it.
+    # Whether the user may only read the database.
     read_only: bool
 
     def close(self) -> None: ...
 
     def drain(self) -> bool:
-        """Empty the bell; return whether another connection may have changed the tree."""
+        """Read all wakeups; return whether another connection may have changed the tree."""
 
     # --- transactions -----------------------------------------------------------------
 
@@ -87,21 +87,21 @@ class Store(Protocol):
     ) -> StoredState:
         """Begin a transaction.
 
-        A write transaction excludes all others, and is a heartbeat of its session.
+        A write transaction excludes all other transactions, and is a heartbeat of its session.
 
-        :param since: an earlier zxid, for the events since then; -1 for none.
-        :param operations: the operations that the caller will perform, as a hint.
-        :raises BusyError: the lock is taken; no transaction began.
+        :param since: the zxid after which to return events; -1: return no events.
+        :param operations: a hint: the operations that the caller will perform.
+        :raises BusyError: another process has the lock; no transaction has begun.
         """
 
     def commit(self) -> None:
-        """Make the transaction visible; without `save` it need not be durable."""
+        """Make the transaction visible; it need not be durable without a call of `save`."""
 
     def rollback(self) -> None:
-        """Undo the transaction; do nothing without a transaction, such as after `commit`."""
+        """Undo the transaction; do nothing if there is none, for example after `commit`."""
 
     def announce(self) -> None:
-        """Wake other connections after a commit, and return once it is durable."""
+        """Wake other connections after a commit; return when the commit is durable."""
 
     # --- znodes -----------------------------------------------------------------------
 
@@ -119,33 +119,33 @@ class Store(Protocol):
     # --- sessions ---------------------------------------------------------------------
 
     def sessions(self) -> list[tuple[SessionRow, float]]:
-        """Return all sessions, each with the time on `clock` of its last heartbeat, or a later one.
+        """Return all sessions, each with the time of its last heartbeat on `clock`, or later.
 
-        It is -inf for a session whose process has certainly ended.
+        The time is -inf if the process of the session has certainly ended.
         """
 
     def outlast(self) -> tuple[float, list[int]]:
-        """Return the seconds until a session may begin, and the sessions that are over by then.
+        """Return the seconds until a session may begin, and the sessions that will have ended.
 
-        Call it in a write transaction, and commit.
+        Callers must be in a write transaction, and commit it.
         """
 
     def put_session(self, row: SessionRow) -> SessionRow:
-        """Add a session, or store its next generation; return the session with its `beat_slot`."""
+        """Add a session, or store its next generation; return the session with a `beat_slot`."""
 
     def delete_session(self, session: int) -> None:
-        """End a session; the caller deletes its nodes."""
+        """End a session; the caller deletes the session's nodes."""
 
     def beat(self, row: SessionRow) -> None:
-        """Record that the session's process lives."""
+        """Record a heartbeat of a session."""
 
 
 def key_of(path: str) -> tuple[str, str]:
-    """Return the parent's path and the node's name, which are the key of the node's row."""
+    """Return the key of a node's row: the parent's path and the node's name."""
     parent, _, name = path.rpartition("/")
     return (parent, name) if name or parent else ("/", "")
 
 
 def folder_of(path: str) -> str:
-    """Return the parent path in the keys of a node's children."""
+    """Return the path of a node as the keys of its children contain it."""
     return "" if path == "/" else path

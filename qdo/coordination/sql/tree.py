@@ -1,8 +1,8 @@
 """The rules of ZooKeeper's operations on a tree of znodes and their rights, without I/O.
 
-A `Tree` stands for one transaction on the database. It reads nodes through a `NodeSource`, keeps
-the changes of operations, and answers as a ZooKeeper server would, including errors and their order
-of precedence. Each operation is atomic and gets its own zxid.
+A `Tree` represents one transaction on the database. It reads nodes through a `NodeSource`, keeps
+the changes of operations, and answers like a ZooKeeper server. It also raises the same errors, in
+the same order of precedence. Each operation is atomic and gets a separate zxid.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ from kazoo.security import Id as Identity
 from qdo.coordination.extra_operations import MultiRead
 from qdo.errors import QdoError
 
-# The identity of every connection without authentication.
+# The identity of a connection without authentication.
 LOCAL = Identity("ip", "127.0.0.1")
 ROOT = "/"
-# ZooKeeper's own limit: a server drops the connection after a larger request.
+# The maximum size of an operation. Like ZooKeeper, drop the connection after a larger one.
 MAX_OPERATION_BYTES = 0xFFFFF
 EPHEMERAL = 1
 SEQUENTIAL = 2
 # An event's type (as in kazoo.protocol.connection) and path.
 Event = tuple[int, str]
-# Java's characters have 16 bits. It writes larger ones as surrogate pairs, which ZooKeeper rejects.
+# The characters that ZooKeeper rejects. Java writes characters of more than 16 bits as surrogate
+# pairs, which ZooKeeper also rejects.
 _BAD = "\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff"
 _VALID = re.compile(rf"/|(?:/(?!\.\.?(?:/|\Z))[^/{_BAD}]+)+")
 
 
 def authenticate(scheme: str, credential: str) -> Identity:
     """Return the identity that a credential proves; raise AuthFailedError for an unknown scheme."""
-    # As in ZooKeeper, a digest needs no other proof: a client that knows "user:password" is the
-    # user.
+    # As in ZooKeeper, a client that knows "user:password" is the user, without other proof.
     if scheme != "digest" or ":" not in credential:
         raise AuthFailedError
     user = credential.split(":", 1)[0]
@@ -83,7 +83,7 @@ def authenticate(scheme: str, credential: str) -> Identity:
 
 
 def normalize_acl(acl: Iterable[Entry] | None, identities: tuple[Identity, ...]) -> str | None:
-    """Return the stored form of an access control list without duplicates; None if open to all."""
+    """Return the stored form of an access control list, without duplicates; None if it is open."""
     if acl is OPEN_ACL_UNSAFE:
         return None
     entries: list[list[int | str]] = []
@@ -130,7 +130,7 @@ def allows(stored: str | None, permission: int, identities: tuple[Identity, ...]
 
 
 def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entry]:
-    """Return an access control list for a client, with masked digests unless it may change it."""
+    """Return an access control list; mask digests unless the client may change the list."""
     if stored is None:
         return list(OPEN_ACL_UNSAFE)
     entries = list(_parse(stored))
@@ -146,7 +146,7 @@ def shown_acl(stored: str | None, identities: tuple[Identity, ...]) -> list[Entr
 
 @dataclass(slots=True, eq=False)
 class TreeNode:
-    """A znode, which never changes in place once it is part of a tree."""
+    """A znode; it never changes after it has become part of a tree."""
 
     data: bytes | None
     acl: str | None
@@ -190,7 +190,7 @@ _FIELDS: Callable[[TreeNode], tuple[Any, ...]] = attrgetter(
 
 
 class NodeSource(Protocol):
-    """The source of nodes that no operation of a tree has changed."""
+    """The source of a tree's unchanged nodes."""
 
     def node(self, path: str) -> TreeNode | None: ...
 
@@ -198,13 +198,13 @@ class NodeSource(Protocol):
 
 
 def parent_of(path: str) -> str:
-    """Return the path of the parent of a node other than the root."""
+    """Return the path of a node's parent; the node must not be the root."""
     return path[: path.rindex("/")] or ROOT
 
 
 @dataclass(slots=True)
 class TreeResult:
-    """The outcome of an operation: its result or error, and the events for watches, in order."""
+    """The outcome of an operation: its result or error, and its events for watches in order."""
 
     result: Any = None
     error: KazooException | QdoError | None = None
@@ -212,7 +212,7 @@ class TreeResult:
 
 
 class Tree:
-    """A transaction's view of all znodes; `zxid` is the zxid of the newest change."""
+    """A transaction's view of all znodes; `zxid` is the number of the newest change."""
 
     def __init__(self, source: NodeSource, zxid: int, now_milliseconds: int) -> None:
         self.zxid = zxid
@@ -441,10 +441,10 @@ class Tree:
 
 
 def paths_of(operations: Iterable[Any]) -> tuple[set[str], set[str]]:
-    """Return the paths of nodes that operations read or change, and of nodes that they list.
+    """Return the paths of nodes that operations read or change, and of nodes to list.
 
-    This is a hint for a source that reads many nodes at once. It lacks the names of sequential
-    nodes, which are not known yet.
+    The paths are a hint for a source that reads many nodes at once. They exclude sequential nodes
+    to create, because their names are not known yet.
     """
     nodes: set[str] = set()
     listed: set[str] = set()
@@ -464,7 +464,7 @@ def paths_of(operations: Iterable[Any]) -> tuple[set[str], set[str]]:
 
 
 def is_valid(path: str) -> bool:
-    """Return whether a node can have the path."""
+    """Return whether a node can have a path."""
     return _VALID.fullmatch(path) is not None
 
 
@@ -474,7 +474,7 @@ def _require_valid(path: str) -> None:
 
 
 def _counted(number: int, step: int = 1) -> int:
-    """Count in 32 bits as ZooKeeper does; a number at the end of its range wraps around."""
+    """Count in 32 bits like ZooKeeper; after the end of the range, wrap around."""
     return (number + step + 2**31) % 2**32 - 2**31
 
 
@@ -489,7 +489,7 @@ _OPERATIONS: dict[type, Callable[[Tree, Any], Any]] = {
     SetData: Tree._set_data,
     CheckVersion: Tree._check_version,
 }
-# Operations that need the write lock. Even a transaction with only checks needs it; see `session`.
+# The operations that need the write lock. Even transactions of only checks need it; see `session`.
 CHANGING: dict[type, Callable[[Tree, Any], Any]] = {
     Create: Tree._create,
     Create2: Tree._create2,

@@ -1,4 +1,4 @@
-"""All paths that qdo uses in ZooKeeper."""
+"""The paths of all nodes that qdo uses in the coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class FleetLayout:
-    """The paths of the nodes, other than queues, that the processes of an app share."""
+    """The paths of the nodes, except queues, that the processes of an app share."""
 
     root: str
     documents = _Below("documents")
@@ -57,12 +57,12 @@ class FleetLayout:
 
 
 def clients_of(root: str) -> str:
-    """Return the folder of processes, other than workers, that hold locks or permits."""
+    """Return the folder of processes that hold locks or permits but are not workers."""
     return f"{root}/components/client"
 
 
 def holder_of(root: str, name: str) -> str:
-    """Return the node of a holder of permits: a worker's name, or "client/" and a component's."""
+    """Return the node of a holder of permits, given a worker's name or "client/COMPONENT"."""
     return f"{root}/{'components' if '/' in name else 'workers'}/{name}"
 
 
@@ -133,5 +133,5 @@ def is_version_name(name: str) -> bool:
 
 
 def is_worker_name(name: str) -> bool:
-    """Return whether a node below `workers` belongs to a worker instead of another tool."""
+    """Return whether a node below `workers` belongs to a worker, not to another tool."""
     return _WORKER.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""The value of a queue node, with its progress; docs/znodes.rst describes all nodes."""
+"""The value of a queue node, with the queue's progress; docs/znodes.rst describes all nodes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from qdo.queues import is_path_part
 # A UUIDv1 timestamp has 60 bits, so `last` ends in the year 5236.
 MAX_LAST = 2**60 - 1
 _MAX_DIGITS = 100
-# A broker's positions may be wider than times; see `qdo.positions`.
+# A broker's positions may be larger than times; see `qdo.positions`.
 MAX_POSITION = 10**_MAX_DIGITS - 1
-# An operator's decisions about a message, which the owner of its queue carries out.
+# The decisions of an operator about a message that the owner of the queue carries out.
 DECISIONS = ("skip", "dead-letter")
-# Most attempts. Only another program writes a larger number.
+# The maximum number of attempts. Only another program writes a larger number.
 MAX_ATTEMPTS = 10**9
-# Most cancelled messages in a queue node, which take about 10 KB of JSON.
+# The maximum number of cancelled messages in a queue node, about 10 KB of JSON.
 MAX_CANCELLED = 1000
-# Most characters of an error in a queue node, because thousands of nodes must stay small.
+# The maximum length of an error in characters, because thousands of nodes must stay small.
 FAILURE_ERROR_CHARACTERS = 300
-# Start of the error of a message whose attempts the next owner has counted.
+# The beginning of the error of a message whose attempts the next owner has counted.
 OWNERS_GONE = "its owners died or lost their sessions in its attempts: "
-# Another write may lengthen a value by this factor: 1e15 becomes 1000000000000000.0.
+# The maximum factor by which a rewrite lengthens a value: 1e15 becomes 1000000000000000.0.
 _MOST_GROWTH = 6
 
 
@@ -43,29 +43,29 @@ _MOST_GROWTH = 6
 class FailureRecord:
     """The failed attempts of a message after `last`; the record outlives its worker.
 
-    It is the value of ``failing`` in the queue node, or of ``blocked`` while the queue waits for an
-    operator.
+    The record is the value of ``failing`` in the queue node, or of ``blocked`` while the queue
+    waits for an operator.
     """
 
     position: int
-    # Number of attempts that failed, or ended with their process.
+    # The number of attempts that failed or ended with their process.
     attempts: int
     # The error of the last attempt, as one line.
     error: str = ""
     # Whether the last attempt ended with its process.
     crashed: bool = False
-    # Earliest Unix time of the next attempt; 0 for any time.
+    # The earliest Unix time of the next attempt; 0 for any time.
     retry_at: float = 0.0
-    # Unix time since which the queue has been blocked; 0 if it is not. If `retry_at` is also set,
-    # the message cannot be decrypted, and runs once its key is available.
+    # The Unix time since which the queue has been blocked; 0 if it is not blocked. If `retry_at` is
+    # also set, the worker cannot decrypt the message, and runs it when the key is available.
     blocked_since: float = 0.0
     # The operator's decision: "", "skip" or "dead-letter".
     decision: str = ""
-    # Seconds from the last attempt to `retry_at`; 0 if unknown. No wait needs to be longer, even
-    # after a change of the clock.
+    # The time in seconds from the last attempt to `retry_at`; 0 if unknown. Even after a change of
+    # the clock, the worker waits no longer than this.
     retry_delay: float = 0.0
-    # The workers that began the message's last attempts. The last of them recorded this list before
-    # it began. The next owner counts these attempts, or has counted them.
+    # The workers that began the message's last attempts. The last worker recorded this list before
+    # its attempt began. The next owner counts these attempts, or has counted them.
     begun_by: tuple[str, ...] = ()
 
     @property
@@ -74,17 +74,17 @@ class FailureRecord:
 
     @property
     def only_begun(self) -> bool:
-        """Whether the record has no counted attempt, and the message waits for nothing."""
+        """Whether the record has only begun attempts and no counted attempts."""
         return bool(self.begun_by) and not self.attempts
 
     @property
     def held(self) -> bool:
-        """Whether the queue waits for an operator; with a missing key it looks for the key."""
+        """Whether the queue waits for an operator, and not for a missing key."""
         return self.blocked and not self.retry_at
 
     @classmethod
     def parse(cls, value: Any) -> FailureRecord | None:
-        """Parse a record; return None if it is unreadable, so that attempts count from 1 again."""
+        """Parse a record; return None if it is unreadable, so attempts count from 1 again."""
         if not isinstance(value, dict):
             return None
         position, fault = parse_last(value.get("position"), MAX_POSITION)
@@ -104,14 +104,14 @@ class FailureRecord:
         )
 
     def interrupted(self, reason: str, attempts: int = 1) -> FailureRecord:
-        """Return the record with further attempts that ended with their process or session."""
+        """Return the record with more attempts, which ended with their process or session."""
         if self.blocked or self.decision:
             return self  # an operator must decide, or has decided
         error = reason[:FAILURE_ERROR_CHARACTERS]
         return FailureRecord(self.position, self.attempts + attempts, error, crashed=True)
 
     def left_by(self, owner: str) -> FailureRecord:
-        """Return the record after the loss of its owner, with the begun attempts counted."""
+        """Return the record with all begun attempts counted, because the owner is lost."""
         if self.begun_by[-1:] != (owner,):
             return self
         before = f"{self.error}, " if self.error.startswith(OWNERS_GONE) else OWNERS_GONE
@@ -149,27 +149,28 @@ class CancelOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutOfOrderProgress:
-    """Progress beyond `last`, for a queue whose messages are not processed strictly in order.
+    """The progress beyond `last` of a queue that workers do not process strictly in order.
 
-    The queue node stores three values. ``done_ranges`` has a pair of numbers for each range of done
-    messages: the distance from the previous range (or from `last`) to its start, and the distance
-    from its first to its newest message. ``other_failures`` has failure records like ``failing``.
-    ``cancelled`` has the positions of messages that an operator has cancelled. It stores each as
-    the distance from the previous position, the first from `last`.
+    The queue node stores three values. ``done_ranges`` has two numbers for each range of done
+    messages. The first number is the distance from the previous range, or from `last`, to the
+    range's first message. The second number is the distance from the first to the newest message of
+    the range. ``other_failures`` has failure records like ``failing``. ``cancelled`` has the
+    positions of messages that an operator has cancelled. Each position is stored as the distance
+    from the previous position, or from `last`.
     """
 
-    # First and newest position of each range of done messages, ascending.
+    # The first and newest position of each range of done messages, ascending.
     done_ranges: tuple[tuple[int, int], ...] = ()
-    # Records of failing messages, without the node's `failure`.
+    # The records of failing messages, without the node's `failure`.
     other_failures: tuple[FailureRecord, ...] = ()
-    # Positions of messages that must not start, ascending.
+    # The positions of messages that must not start, ascending.
     cancelled: tuple[int, ...] = ()
 
     @classmethod
     def parse(
         cls, last: int, ranges: Any, failures: Any, cancelled: Any = None
     ) -> OutOfOrderProgress | None:
-        """Parse the values; omit unreadable parts, so that their messages run again."""
+        """Parse the stored values; omit unreadable parts, so that the messages run again."""
         if ranges is None and failures is None and cancelled is None:
             return None
         found = cls(
@@ -209,7 +210,7 @@ class OutOfOrderProgress:
 def cancel_outcome(
     progress: OutOfOrderProgress | None, failures: Iterable[FailureRecord], done: int, position: int
 ) -> CancelOutcome:
-    """Return the outcome of cancelling a message, if all messages up to `done` are done."""
+    """Return the outcome of cancelling a message; all messages up to `done` are done."""
     if position <= done:
         return CancelOutcome.DONE
     if progress is not None and position in progress.cancelled:
@@ -242,7 +243,7 @@ def _parse_cancelled(last: int, value: Any) -> Iterator[int]:
 
 
 def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
-    """Return a position; for an unreadable text, also the reason."""
+    """Return a position and None; if the text is unreadable, return 0 and the reason."""
     if isinstance(text, int) and not isinstance(text, bool) and 0 <= text <= most:
         return text, None
     if not isinstance(text, str):
@@ -252,7 +253,7 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
         return 0, None if not text.strip() else f"last must be a decimal string, got {shown(text)}"
     if not (digits.isascii() and digits.isdigit()):
         return 0, f"last must be a decimal string, got {shown(text)}"
-    # Check the length first, because Python rejects thousands of digits.
+    # Check the length first, because Python cannot parse thousands of digits.
     if len(digits) > _MAX_DIGITS or int(digits) > most:
         return 0, f"last is larger than any position: {digits[:60]}"
     return int(digits), None
@@ -264,25 +265,27 @@ class QueueNode:
 
     # All messages up to this position are done; 0 before the first message.
     last: int = 0
-    # Name of the owner's worker node; "" for a free queue, or if no znode can have the name.
+    # The name of the owner's worker node; "" for a free queue, or if no znode can have the name.
     owner: str = ""
-    # Number of changes of the node by operators.
+    # The number of operators' changes of the node.
     seek: int = 0
-    # The broker's own position, if its positions are not times.
+    # The broker-specific position, if the broker's positions are not times.
     position: str | None = None
     # Whether the queue is marked as deleted, so that no worker claims it.
     deleted: bool = False
-    # Why the node cannot be read or written, so that no worker processes the queue; None if it can.
+    # The reason why workers cannot read or write the node, and so do not process the queue; or
+    # None.
     fault: str | None = None
-    # Failure record of a message after `last`; None without a failing message.
+    # The failure record of a message after `last`; None without a failing message.
     failure: FailureRecord | None = None
     # Keys of other tools, which qdo keeps unchanged.
     extra: tuple[tuple[str, Any], ...] = ()
-    # Progress beyond `last`, None if messages are processed strictly in order.
+    # The progress beyond `last`; None if workers process messages strictly in order.
     out_of_order: OutOfOrderProgress | None = None
-    # Names of done messages that the broker may deliver again; see `Subscription.unconfirmed`.
+    # The names of done messages that the broker may deliver again; see `Subscription.unconfirmed`.
     unconfirmed: tuple[str, ...] = ()
-    # Number of operators' changes that did not move the queue back, so the owner kept its progress.
+    # The number of operators' changes that did not move the queue back. The owner keeps its
+    # progress.
     onward: int = 0
 
     @property
@@ -303,9 +306,9 @@ class QueueNode:
 
     @classmethod
     def parse(cls, data: bytes | None, refused: str | None = None) -> QueueNode:
-        """Parse a node without raising; `fault` has the reason if the node is unreadable.
+        """Parse a node without raising errors; if it is unreadable, `fault` has the reason.
 
-        :param refused: why the coordinator did not return the data.
+        :param refused: the reason why the coordinator did not return the data, or None.
         """
         if refused is not None:
             return cls(fault=refused)
@@ -352,7 +355,7 @@ class QueueNode:
         )
 
     def checked(self, positions: Positions) -> QueueNode:
-        """Return the node with a `fault` if its `position` is not valid for the broker."""
+        """Return the node; set `fault` if its `position` is not valid for the broker."""
         if positions is not TIME_POSITIONS and self.fault is None:
             try:
                 positions.resume_after(self.last, self.position)
@@ -385,7 +388,7 @@ class QueueNode:
         return replace(self, owner=worker)
 
     def claimed_by(self, worker: str) -> QueueNode:
-        """Return the node with a new owner; count the attempts that a lost owner had begun."""
+        """Return the node with a new owner, and count the attempts that a lost owner had begun."""
         former = self.owner
         node = self.owned_by(worker)
         if former in ("", worker) or not any(each.begun_by for each in self.failures):
@@ -400,14 +403,14 @@ class QueueNode:
     def moved_to(
         self, last: int, position: str | None = None, done: int | None = None
     ) -> QueueNode:
-        """Return the node with another `last`, without a failure record before that position.
+        """Return the node with another `last`, and without a failure record before it.
 
-        :param done: `last` as a position of the broker, if its positions are not times.
+        :param done: `last` as a broker-specific position, if positions are not times.
         """
         failure = self.failure
         done = last if done is None else done
-        # Drop progress beyond `last`, which counts from the old `last`; the caller sets it again.
-        # Avoid `replace`, which takes three times as long: 6 % of a checkpoint.
+        # Drop progress beyond the old `last`; the caller sets it again. Avoid `replace`, which
+        # takes three times as long, or 6 % of a checkpoint.
         return QueueNode(
             last,
             self.owner,
@@ -421,7 +424,7 @@ class QueueNode:
         )
 
     def continues(self, before: QueueNode) -> bool:
-        """Return whether the owner may continue despite the changes since an older node."""
+        """Return whether no change since an older node moved the queue back."""
         return self.seek - before.seek == self.onward - before.onward
 
     def decisions_since(self, before: QueueNode) -> dict[int, FailureRecord | None]:
@@ -429,7 +432,7 @@ class QueueNode:
         known = {each.position: each for each in before.failures}
         found = {each.position: each for each in self.failures}
         if not self.continues(before) or self._place() != before._place():
-            return {}  # more than decisions changed
+            return {}  # other values changed too
         changed = {
             each for each in known.keys() | found.keys() if known.get(each) != found.get(each)
         }
@@ -437,12 +440,12 @@ class QueueNode:
         return {at: each for at, each in decisions.items() if each is None or each.decision}
 
     def _place(self) -> tuple[object, ...]:
-        """Return the values that determine where an owner continues, without failing messages."""
+        """Return the values, other than failures, that determine where an owner continues."""
         above = self.out_of_order or OutOfOrderProgress()
         return self.last, self.position, self.deleted, above.done_ranges, above.cancelled
 
     def with_failure(self, failure: FailureRecord | None) -> QueueNode:
-        """Return the node with this record, unless its message is done."""
+        """Return the node with a failure record, unless the record's message is done."""
         kept = failure if failure is None or failure.position > self.last else None
         return self if kept == self.failure else replace(self, failure=kept)
 

@@ -13,27 +13,27 @@ import ujson
 
 from qdo.encoding import is_deeper
 
-# Largest value that qdo sends: ZooKeeper drops the connection after an oversize request.
+# The largest value that qdo sends. ZooKeeper drops the connection after an oversize request.
 MAX_VALUE_BYTES = 512 * 1024
 MAX_TRANSACTION_BYTES = 768 * 1024
-# Largest value of a queue node, which fits into a transaction together with any worker node.
+# The largest value of a queue node. It fits into a transaction together with any worker node.
 MAX_QUEUE_BYTES = 240 * 1024
-# Deepest nesting of a value. ujson writes at most 1,024 levels, but some versions of Python's own
-# parser read more.
+# The deepest nesting of a value. ujson writes at most 1,024 levels, but some versions of Python's
+# own parser read more.
 MAX_DEPTH = 100
-# Largest value after decompression: over 200,000 queues with 32-character names.
+# The largest value after decompression: over 200,000 queues with 32-character names.
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
-# Most strings in a list of more than `MAX_VALUE_BYTES`. To parse so many takes half a second.
+# The maximum number of strings in a list over `MAX_VALUE_BYTES`. Parsing them takes half a second.
 MAX_LISTED = 300_000
-# Most bytes other than strings and commas in a list of more than `MAX_VALUE_BYTES`.
+# The maximum size of a list over `MAX_VALUE_BYTES`, without strings and commas, in bytes.
 MAX_STRUCTURE_BYTES = 1024
-# First byte of a compressed value. No JSON text begins with this byte.
+# The first byte of a compressed value. No JSON text begins with this byte.
 _ZLIB = b"x"
-# Most characters of a foreign value in a fault's reason.
+# The maximum number of characters of a foreign value in a fault's reason.
 SHOWN_CHARACTERS = 60
-# Largest Unix time, in the year 5138. Only another program writes a larger time.
+# The largest Unix time, in the year 5138. Only another program writes a larger time.
 MAX_TIME = 1e11
-# Largest whole number up to which all have an exact float.
+# The largest integer up to which every integer has an exact float.
 MAX_EXACT = 2**53
 _Value = TypeVar("_Value", str, int, float)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -41,7 +41,7 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def load(data: bytes | None) -> tuple[dict[str, Any], str | None]:
-    """Return the JSON object of a node; for an unreadable node, also the reason.
+    """Return the JSON object of a node, and the reason if the node is unreadable.
 
     Every reader of a node's value uses this function. `encode` can write any returned value.
     """
@@ -53,7 +53,7 @@ def load(data: bytes | None) -> tuple[dict[str, Any], str | None]:
             raise ValueError("not an object")
         if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
             raise ValueError("nested too deeply")
-        if _MAYBE_SURROGATE.search(data):  # no output can encode lone ones
+        if _MAYBE_SURROGATE.search(data):  # no output can encode lone surrogates
             text = json.dumps(value, ensure_ascii=False)
             value = _DECODER.decode(_SURROGATE.sub("\ufffd", text))
     except (ValueError, RecursionError):
@@ -72,30 +72,31 @@ def _finite(text: str) -> float:
     return number
 
 
-# Made once: with options, `json.loads` makes a decoder for each call, which doubles the time.
+# Make the decoder once, because `json.loads` with options makes one for each call, in twice the
+# time.
 _DECODER = json.JSONDecoder(parse_constant=_reject, parse_float=_finite)
 
 
 def unix_time(value: Any) -> float | None:
-    """Return a Unix time; None for any other value, or for an integer too large for a float."""
+    """Return a value as a Unix time; None if it is not one."""
     is_time = type(value) in (int, float) and 0 <= value < MAX_TIME
     return float(value) if is_time else None
 
 
 def text_of(value: Any, most: int | None = None) -> str:
-    """Return a string, cut to a length; "" for any other value."""
+    """Return a string, shortened to `most` characters; "" for any other value."""
     return value[:most] if isinstance(value, str) else ""
 
 
 def typed(value: Any, kind: type[_Value]) -> _Value | None:
-    """Return a value of this exact type, else None; JSON may write a float as an int."""
+    """Return a value if it has exactly this type, else None; JSON may write a float as an int."""
     if kind is float and type(value) is int and abs(value) < MAX_EXACT:
         value = float(value)
     return value if type(value) is kind else None
 
 
 def shown(value: Any) -> str:
-    """Return the text of a foreign value for a fault's reason, cut to a readable length."""
+    """Return the text of a foreign value for a fault's reason, shortened."""
     return repr(value)[:SHOWN_CHARACTERS]
 
 
@@ -109,24 +110,24 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def encode_with_others(value: dict[str, Any], others: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a node with other programs' keys, or without them if it is too long."""
+    """Return the JSON of a node with other programs' keys; omit these keys if it is too long."""
     data = encode({**others, **value})
-    # Another write may lengthen a value: 1e15 becomes 1000000000000000.0.
+    # A rewrite may lengthen a value, for example from 1e15 to 1000000000000000.0.
     return data if len(data) <= MAX_VALUE_BYTES else encode(value)
 
 
 def encode_list(value: dict[str, Any]) -> bytes:
-    """Return the JSON of a node that lists queues, compressed if it would be too long."""
-    # Level 1 compresses 50,000 names like tenant-00001234 to 126 KB in 13 ms, and as many UUIDs to
-    # 1.1 MB in 62 ms. Level 6 saves less than 5 % but takes twice the time. 512 KiB hold 207,000
-    # such names, or 23,000 UUIDs.
+    """Return the JSON of a node that lists queues; compress it if it is too long."""
+    # Level 1 compresses 50,000 names like tenant-00001234 to 126 KB in 13 ms, and 50,000 UUIDs to
+    # 1.1 MB in 62 ms. Level 6 saves less than 5 % but takes twice the time. 512 KiB can contain
+    # 207,000 such names or 23,000 UUIDs.
     data = encode(value)
     long = MAX_VALUE_BYTES < len(data) <= MAX_INFLATED_BYTES
     return zlib.compress(data, 1) if long and is_flat(data) else data
 
 
 def load_list(data: bytes | None) -> tuple[dict[str, Any], str | None]:
-    """Do as `load`, for a node that `encode_list` may have made."""
+    """Load a node like `load`; decompress a value from `encode_list`."""
     if data is None:
         return load(data)
     value = inflated(data)
@@ -136,12 +137,12 @@ def load_list(data: bytes | None) -> tuple[dict[str, Any], str | None]:
 
 
 def is_flat(data: bytes) -> bool:
-    """Return whether a value has almost only strings, in a limited number."""
-    # 8 MiB of empty lists, which take 8 KB in a node, need 4 s and 400 MB to parse. The process
-    # does nothing else in that time, so its lease expires.
+    """Return whether a value consists of strings, in a limited number, and little else."""
+    # 8 MiB of empty lists compress to 8 KB in a node, but parsing them takes 4 s and 400 MB. The
+    # process could do no other work in this time, so its lease would expire.
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * (MAX_LISTED + MAX_STRUCTURE_BYTES):
-        return False  # splitting 8 MiB of short names would take 0.25 s and 185 MB
+        return False  # splitting 8 MiB of short names takes 0.25 s and 185 MB
     outside = b"".join(unescaped.split(b'"')[::2])
     count = outside.count(b",")
     return count <= MAX_LISTED and len(outside) - count <= MAX_STRUCTURE_BYTES
@@ -160,5 +161,5 @@ def inflated(data: bytes) -> bytes:
 def string_tuple(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
-    # Keep one object for each name, because a worker keeps several nodes with the same name.
+    # Keep one string object for each name, because several nodes contain the same name.
     return tuple(sys.intern(item) for item in value if isinstance(item, str))

@@ -1,4 +1,4 @@
-"""The values of worker and assignment nodes, of the folder of assignments, and of the leader."""
+"""The values of worker nodes, assignment nodes, the assignments folder, and the leader's node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from qdo.coordination.znodes.values import (
 from qdo.queues import EVERYTHING, MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 from qdo.text import shorten
 
-# Most queues that operators may move to workers, because the leader plans each such worker alone.
+# The maximum number of moved queues, because the leader plans a worker with moved queues
+# separately.
 MAX_MOVES = 1000
 MAX_PROCESS_CHARACTERS = 300
 _TEXTS = ("process", "zone", "address")
@@ -25,18 +26,19 @@ _TEXTS = ("process", "zone", "address")
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode:
-    """The queues of a worker."""
+    """The value of a worker node: the worker's queues, and facts about the worker."""
 
     queues: tuple[str, ...] = ()
-    # Queues that an operator repositioned, whose nodes the worker must read again.
+    # The queues whose nodes the worker must read again, because an operator changed them.
     reread: tuple[str, ...] = ()
-    # Whether the worker releases its queues and takes no new ones.
+    # Whether the worker releases its queues and takes no new queues.
     draining: bool = False
-    # The queues that may be assigned to the worker; all queues if the node has no filter.
+    # The queues that the leader may assign to the worker; all queues if the node has no filter.
     filter: QueueFilter = EVERYTHING
-    # Mzxid of the version of the node `holds` that the worker obeys; 0 before the first version.
+    # The mzxid of the version of the node `holds` that the worker obeys; 0 before the first
+    # version.
     holds: int = 0
-    # Host, process and parent process, for people to read; "" if unknown.
+    # The host, process and parent process, for operators; "" if unknown.
     process: str = ""
     # The worker's settings `zone` and `address`.
     zone: str = ""
@@ -44,7 +46,7 @@ class WorkerNode:
 
     @classmethod
     def parse(cls, data: bytes | None) -> WorkerNode:
-        """Parse a node; an unreadable node lists no queue."""
+        """Parse a node; an unreadable node lists no queues."""
         value, _ = load_list(data)
         return cls(
             string_tuple(value.get("queues")),
@@ -70,14 +72,14 @@ class WorkerNode:
 
 
 def dump_filter(takes: QueueFilter) -> dict[str, list[str]]:
-    """Return a filter as JSON; omit jobs that match every queue, as older nodes do."""
+    """Return a filter as JSON; like older nodes, omit `jobs` if they match every queue."""
     value = {"queues": list(takes.queues), "exclude": list(takes.exclude)}
     value |= {"pools": list(takes.pools)} if takes.pools else {}
     return value if "*" in takes.jobs else {**value, "jobs": list(takes.jobs)}
 
 
 def parse_filter(value: Any) -> QueueFilter:
-    """Return the filter in a worker node, in which an unreadable or too long list matches all."""
+    """Parse the filter in a worker node; an unreadable or too long list matches everything."""
     if not isinstance(value, dict):
         return EVERYTHING
     return QueueFilter(
@@ -102,11 +104,11 @@ def _globs(value: Any) -> tuple[str, ...]:
 
 
 def parse_assignment(data: bytes | None) -> frozenset[str] | None:
-    """Return the queues of an assignment node, None if it cannot be read."""
+    """Return the queues in an assignment node; None if it is unreadable."""
     value, _ = load_list(data)
     if not isinstance(value.get("queues"), list):
         return None
-    # The names become paths, and an invalid path would break the connection.
+    # Names become parts of paths, and an invalid path would break the connection.
     return frozenset(filter(is_path_part, string_tuple(value["queues"])))
 
 
@@ -115,13 +117,13 @@ def encode_queues(queues: Iterable[str]) -> bytes:
 
 
 def parse_leader(data: bytes | None) -> tuple[str, str]:
-    """Return name and process of the last leader, each "" if missing in the node."""
+    """Return the name and process of the last leader, each "" if the node lacks it."""
     value, _ = load(data)
     return _text(value.get("worker")), _text(value.get("process"))
 
 
 def parse_moves(data: bytes | None) -> dict[str, str]:
-    """Return the worker of each queue that an operator moved, from the folder of assignments."""
+    """Return the worker of each moved queue, from the value of the assignments folder."""
     value, _ = load(data)
     moves = value.get("moves")
     if not isinstance(moves, dict):
@@ -135,7 +137,7 @@ def parse_moves(data: bytes | None) -> dict[str, str]:
 
 
 def with_moves(data: bytes | None, moves: Mapping[str, str]) -> bytes:
-    """Return the value of the folder of assignments with these moves and all other keys."""
+    """Return the value of the assignments folder with new moves; keep all other keys."""
     value, _ = load(data)
     value.pop("moves", None)
     return encode_with_others({"moves": dict(moves)} if moves else {}, value)
