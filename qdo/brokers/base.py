@@ -4,8 +4,8 @@ There are two families of brokers. A log lets a worker resume at a position; a m
 acknowledge by deleting. The engine treats a mailbox as a log of the held messages, in the order of
 receipt. `Subscription` is the interface of every broker that a worker must poll, such as a mailbox.
 
-If a recorded position lies in the future, another program wrote it. A worker that trusted this
-position would skip all messages that are sent before its time.
+If a recorded position lies in the future, another program wrote it. A worker that trusted a future
+position would skip all messages from before that time.
 """
 
 from __future__ import annotations
@@ -60,23 +60,24 @@ class Subscription(abc.ABC):
     has ended. No method waits for the broker. Greenlets of the broker make the calls, and wake
     listeners (`Broker.listen`) when there are new messages to fetch.
 
-    :ivar end: the position of the end of a queue that receives no more messages. None while
-        messages may still arrive, and until the owner has fetched all messages.
+    :ivar end: the position of the end of a queue that receives no more messages. The value is None
+        while messages may still arrive, and until the owner has fetched all messages.
     :ivar fetched_through: a position after all fetched messages and before all later messages. No
         message has this position, but the owner records it as `last`, even in a queue without
-        messages. Each change costs a write, so the position rarely changes. None: there is no such
+        messages. Each change costs a write, so the position rarely changes. The value None means no
         position.
     """
 
     end: int | None = None
     fetched_through: int | None = None
-    # Returns whether jobs may start; set by the engine. False while the queue is blocked, and after
-    # the lease, when another worker may own the queue. While it returns False, a mailbox must not
-    # receive messages that another owner could receive.
+    # A function that returns whether jobs may start; set by the engine. It returns False while the
+    # queue is blocked, and after the lease, when another worker may own the queue. While the result
+    # is False, a mailbox must not receive messages that another owner could receive.
     may_start: Callable[[], bool] = staticmethod(lambda: True)
-    # The broker calls it when `unconfirmed` becomes empty. The engine sets it to record the change.
+    # The broker calls this function when `unconfirmed` becomes empty. The engine records the
+    # change.
     on_confirmed: Callable[[], None] = staticmethod(lambda: None)
-    # Returns the positions of the messages whose jobs are running; the engine sets it.
+    # A function that returns the positions of the messages with running jobs; set by the engine.
     in_flight: Callable[[], Collection[int]] = staticmethod(lambda: ())
 
     @abc.abstractmethod
@@ -113,7 +114,7 @@ class Subscription(abc.ABC):
     def has_followers(self) -> bool:
         """Return whether the broker has more messages after the fetched messages.
 
-        If it has, waiting for more messages before a job begins only delays the job.
+        If the broker has more messages, waiting for them before a job begins only delays the job.
         """
         return False
 
@@ -154,7 +155,7 @@ class DelayedMessages:
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
     ) -> list[DelayedMessage]:
-        """Return the delayed messages of a queue, or only those in `ids`, in order of due time."""
+        """Return a queue's delayed messages, with `ids` only these messages, by due time."""
         return []
 
     def numbers(self, queue: str) -> list[int]:
@@ -164,7 +165,7 @@ class DelayedMessages:
     def discard(self, queue: str, numbers: Collection[int]) -> set[int]:
         """Delete delayed messages; return the numbers of the deleted messages.
 
-        A message that the broker has already moved into its queue is not deleted.
+        This method does not delete a message that the broker has already moved into its queue.
         """
         return set()
 
@@ -244,10 +245,10 @@ class Broker(abc.ABC):
     :ivar identity: a random id of a broker that is a file; "" for a server. Workers with different
         files do not see each other's messages, and this id tells the files apart.
     :ivar on_sent: a function that a broker with a doorbell calls with the queues of new messages
-        that owners can receive now. It returns at once and raises no error.
+        that owners can receive now. The function returns at once and raises no error.
     :ivar max_queues: the maximum number of queues of the app; None: no limit.
     :ivar sets_limit: whether this process sets the `max_queues` that a server enforces for all
-        processes. False for senders and commands, because their settings may differ.
+        processes. The value is False for senders and commands, because their settings may differ.
     :ivar max_read_bytes: the largest body to transfer from a server that other programs also send
         to. Messages with larger bodies are unreadable, but their dead letters are complete.
     """
@@ -289,7 +290,7 @@ class Broker(abc.ABC):
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store messages like `send_many`, without blocking the asyncio loop."""
-        import asyncio  # slow to import, and unused by most senders
+        import asyncio  # asyncio is slow to import, and most senders do not use it
 
         return await asyncio.to_thread(self.send_many, messages)
 
@@ -342,9 +343,9 @@ class Broker(abc.ABC):
     def was_away(self, since: float) -> bool:
         """Return whether the broker is unreachable, or has been unreachable since an attempt began.
 
-        :param since: the start of the failed attempt by `qdo.system.clock`, in seconds. The attempt
-            may have failed because it uses the same server. The result is False for a file, and for
-            a broker that would need a costly call.
+        :param since: the start of the failed attempt by `qdo.system.clock`, in seconds. The
+            attempt's job may use the same server as the broker. The result is False for a file, and
+            for a broker that would need a costly call.
         """
         return False
 
@@ -361,7 +362,7 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def trim(self, queue: str, last: int, older_than: float) -> int:
         """Delete messages up to `last` older than `older_than` seconds; return their number."""
-        # Messages after `last` are never deleted.
+        # Never delete messages after `last`.
 
     def delete_queue(self, queue: str, last: int) -> None:
         """Delete a queue that no worker owns, and its messages up to a position.

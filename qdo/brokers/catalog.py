@@ -35,8 +35,8 @@ class Backlog:
     fault: str | None = None
     # Whether the broker deleted messages after the position before a worker read them; see `fault`.
     lost: bool = False
-    # The age at which the broker deletes messages, even unread ones. None: the broker never deletes
-    # them, or the next message is so new that qdo did not ask.
+    # The age at which the broker deletes messages, even unread messages. None: the broker never
+    # deletes messages, or the next message is so new that qdo did not ask the broker.
     retention_seconds: float | None = None
 
 
@@ -70,8 +70,8 @@ class QueueCatalog(abc.ABC):
     def backlogs(self, after: Mapping[str, int]) -> dict[str, Backlog]:
         """Return the backlogs of many queues, each after its position.
 
-        Callers use this only if `Capabilities.backlog_budget` is None. Such a broker reads many
-        backlogs in one query.
+        Callers use this only if `Capabilities.backlog_budget` is None, because such a broker reads
+        many backlogs in one query.
         """
         return {queue: self.backlog(queue, position) for queue, position in after.items()}
 
@@ -93,8 +93,8 @@ class QueueCatalog(abc.ABC):
     def is_reopened(self, queue: str) -> bool:
         """Return whether a listed queue still receives messages, and so has no end.
 
-        If it does, a queue node with the state "finished" belongs to an earlier queue with the same
-        name.
+        If a listed queue is open, a queue node with the state "finished" belongs to an earlier
+        queue.
         """
         return False
 

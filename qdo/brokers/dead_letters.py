@@ -72,8 +72,8 @@ class DeadLetterStore(abc.ABC):
     """The dead letters of a broker's queues.
 
     :ivar marks: a function that returns the marks that prove the id in a message's header; None if
-        ids need no proof. Reads do not call it, because some readers of dead letters may not read
-        the keys.
+        ids need no proof. Reads do not call this function, because some readers of dead letters may
+        not read the keys.
     """
 
     marks: Callable[[], IdMarks | None] | None = None
@@ -119,8 +119,7 @@ class DeadLetterStore(abc.ABC):
     def prune(self, queue: str, *, keep: int | None = None, before: float | None = None) -> int:
         """Delete the oldest dead letters of a queue permanently; return their number.
 
-        :param keep: the maximum number of dead letters to keep; delete those of the oldest
-            messages.
+        :param keep: the maximum number of dead letters to keep; delete the oldest messages first.
         :param before: Unix time; also delete the dead letters of messages that died earlier.
         """
         found = sorted(self.find(queue), key=lambda entry: entry.position)
@@ -236,8 +235,8 @@ def _number(value: Any) -> int:
 
 def refused_when_due(message: Outgoing, position: int, error: QdoError) -> DeadLetterRecord:
     """Return the dead letter for a delayed message that the store refuses, or raise the error."""
-    # The store accepted the message when it was sent, but its queue may have become a shard since.
-    # A dead letter delays no other message. An error with another cause is raised.
+    # The store accepted the delayed message, but its queue may have become a shard since then. A
+    # dead letter delays no other message. Raise an error with another cause.
     if failure_kind(error) is not FailureKind.REFUSED:
         raise error
     log.warning(

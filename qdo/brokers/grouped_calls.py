@@ -1,7 +1,7 @@
 """A native thread that handles calls of many threads, greenlets and coroutines in groups.
 
 After each group, the thread handles all calls that have arrived meanwhile as the next group, in one
-transaction or round trip. If the thread is idle, it handles a call immediately.
+transaction or round trip. An idle thread handles a call immediately.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class GroupedCalls(abc.ABC, Generic[W]):
     def __init__(self, name: str) -> None:
         self.commits = 0
         self._name = name
-        self._begun = 0  # counted by the callers
-        self._ended_calls = 0  # counted by the thread
+        self._begun = 0  # the callers increase it
+        self._ended_calls = 0  # the thread increases it
         self._pid = os.getpid()
         self._closed = False
-        # This lock ensures that no call follows the close. It is reentrant, because a signal
+        # This lock ensures that no call follows the close. The lock is reentrant, because a signal
         # handler or `__del__` may interrupt a call and make another call on the same thread.
         self._closing = native_rlock()
         self._ident = 0

@@ -19,14 +19,14 @@ LASTING_DEDUP_SECONDS = 604_800.0
 class SendOptions:
     """The delivery time and the deduplication of a message."""
 
-    # The Unix time before which the broker must not deliver the message. None: at once. A negative
-    # value is a delay in seconds by the clock of the store.
+    # The Unix time before which the broker must not deliver the message; None for no delay. A
+    # negative value is a delay in seconds by the clock of the store.
     due: float | None = None
     # A queue stores the first message with a key. For `dedup_seconds`, sending another message with
     # the same key only returns the id of the first message.
     dedup_key: str | None = None
     dedup_seconds: float = DEDUP_SECONDS
-    # The message whose job sends this message, if its id is part of the key.
+    # The message of the sending job, if the id of that message is part of the key.
     once: Message | None = None
 
     def due_at(self, now: float) -> float | None:
@@ -43,8 +43,8 @@ class Outgoing:
     key: str | None = None
     # JSON object of str to str, or None.
     headers: str | None = None
-    # None for most messages. One field holds all options, because a sender makes a million messages
-    # a minute.
+    # The send options; None for most messages. One field for all options saves time, because a
+    # sender makes a million messages a minute.
     terms: SendOptions | None = None
 
 

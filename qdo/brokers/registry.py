@@ -20,9 +20,8 @@ from qdo.text import hide_credentials, how_to_install, wrong_form
 if TYPE_CHECKING:
     from qdo.brokers.base import Broker
 
-# By scheme: the form of addresses, and the module whose `KIND` is a `BrokerKind`. qdo imports a
-# module only for an address with its scheme, so users need not install the libraries of other
-# brokers.
+# The form of addresses, and the module with the `KIND`, by scheme. Importing a module only for its
+# scheme means that users need not install the libraries of other brokers.
 KINDS = {
     "sqlite": ("sqlite:PATH", "qdo.brokers.embedded.kind"),
     "postgresql": ("postgresql://USER@HOST/DATABASE", "qdo.brokers.postgresql.kind"),
@@ -40,7 +39,7 @@ class BrokerSchema:
     script: Callable[[str, int], str]
     # Returns the action of `create`: "create", "upgrade" or ""; raises the errors of `create`.
     change: Callable[[str], str]
-    # Creates or upgrades the schema; returns whether it changed anything.
+    # Creates or upgrades the schema; returns whether the schema has changed.
     create: Callable[[str, int], bool]
     # Returns the SQL statements that give a role the rights of a sender, worker or onlooker.
     grants: Callable[[str, str, str], list[str]]
@@ -59,7 +58,7 @@ class BrokerKind:
     # Returns the maximum time in seconds that the broker at an address needs to close.
     closing_seconds: Callable[[str], float] = lambda url: 0.0
     # Returns the stream that the queues of an address form; None if each queue is separate. A
-    # message that was sent to one queue of a stream may be received from another queue.
+    # worker may receive a message from another queue of the stream than the named queue.
     stream: Callable[[str], str | None] = lambda url: None
     # Whether other programs may send to the broker; see `encryption.marks`.
     foreign_senders: bool = False
@@ -74,7 +73,7 @@ class BrokerKind:
     # The schema; None if opening a broker creates all that the broker needs.
     schema: BrokerSchema | None = None
     # Returns a function that opens a DB-API 2.0 connection to the database at an address, for
-    # native threads. None if the broker is not a database that can hold other tables.
+    # native threads. The value is None if the broker is not a database for other tables.
     connector: Callable[[str], Callable[[], Any]] | None = None
 
 

@@ -46,9 +46,9 @@ class RequestStore(abc.ABC):
         """Take due requests of a pool: at most `places`, by priority and then by age.
 
         If the response to an earlier take was lost, the worker owns requests that it does not run.
-        This method takes these requests again, even more than `places`. With `places` 0 it returns
-        only these requests and the marks. It stops when the bodies have `TAKEN_BYTES`; the next
-        take returns further requests.
+        The method takes such requests again, even more than `places`. With `places` 0, the method
+        returns only such requests and the marks. When the bodies have `TAKEN_BYTES`, the next take
+        returns further requests.
 
         :param running: the ids of the pool's requests that the worker runs.
         :param oldest: the number of places for the oldest requests, regardless of priority.
@@ -63,7 +63,7 @@ class RequestStore(abc.ABC):
         The state is `RUNNING` or `PAUSED`. Each pause makes a unique mark. Only the mark ``cancel``
         outlives the pause.
 
-        :return: whether the take is still valid. If it is not, the call had no effect.
+        :return: whether the take is still valid; a call with an invalid take has no effect.
         """
 
     @abc.abstractmethod
@@ -96,8 +96,8 @@ class RequestStore(abc.ABC):
     def retry(self, id: str) -> bool:
         """Retry a request that is over and still has its body; return whether this was possible.
 
-        The number of its attempts starts from 1 again. The number of its takes increases, so a
-        repeated report of the earlier end has no effect.
+        Attempts of the request count from 1 again. The number of takes increases, so a repeated
+        report of the earlier end has no effect.
         """
 
     @abc.abstractmethod
@@ -148,8 +148,8 @@ class RequestStore(abc.ABC):
     def due(self, owner: str = "", running: Collection[str] = ()) -> dict[str, float]:
         """Return the pools in which a worker may find requests, each with `Taken.next_due`.
 
-        These are the pools with waiting requests, and the pools with requests that the worker owns
-        but does not run.
+        The result has pools with waiting requests, and pools with requests that the worker owns but
+        does not run.
 
         :param running: the ids of the requests that the worker runs.
         """

@@ -1,4 +1,4 @@
-"""Requests as every broker stores them. Any worker may take a request, and it ends exactly once.
+"""Requests and their states. Any worker may take a request, and each request ends exactly once.
 
 =======  ============================================================  ==========================
 state    meaning                                                       next
@@ -100,8 +100,8 @@ class Taken:
     # The marks of this worker's marked requests in the pool, by id.
     marks: Mapping[str, str] = field(default_factory=dict)
     # The Unix time, by the clock of this machine, at which the next waiting request of the pool is
-    # due; None without waiting requests. It is in the past if all places were filled and more
-    # requests may be due. After a take without places, it has no meaning.
+    # due; None without waiting requests. A past time means that the take filled all places and more
+    # requests may be due. After a take without places, the value has no meaning.
     next_due: float | None = None
 
 
@@ -165,7 +165,7 @@ RECORD_FIELDS = tuple(
 def record_of(id: str, owner: str, number: int, *columns: Any) -> RequestRecord:
     """Return the record for a row: a take, `RECORD_FIELDS`, and headers and body of both contents.
 
-    :param columns: the other columns. None stands for an unread body or a missing result.
+    :param columns: the other columns; None for an unread body or a missing result.
     """
     *values, headers, body, result_headers, result = columns
     return RequestRecord(

@@ -1,6 +1,6 @@
 """Streams: queues that divide the range of keys, and that operators can split at any time.
 
-A *shard* is a queue of a stream. It has the keys whose hashes are in its range.
+A *shard* is a queue of a stream, for all keys with hashes in the shard's range.
 
 =======  ==========================================  ==============================================
 shard    meaning                                     next
@@ -60,7 +60,7 @@ class StreamShard:
     low: str
     # The prefix of the first hash after the range; "" for the last range.
     high: str
-    # The shards whose keys this shard has taken over.
+    # The shards from which this shard took over keys.
     parents: tuple[str, ...] = ()
     # The position of the last message of a sealed shard; 0 if it is empty, None if it is not
     # sealed.
@@ -100,7 +100,7 @@ def sealed_error(queue: str) -> ShardStateError:
 
 
 def taken_error(queue: str) -> ShardStateError:
-    """Return the error for a shard whose name an ordinary queue already has."""
+    """Return the error if an ordinary queue already has the name of a shard."""
     remedy = "delete that queue, or divide the stream at another bound"
     return ShardStateError(queue=queue, state="exists, but is not a shard", remedy=remedy)
 

@@ -31,9 +31,9 @@ OnMissing = Callable[[str, str], None]
 class Connections:
     """The open connections to coordinator and broker."""
 
-    # None if the coordinator is a file that does not exist yet.
+    # The coordinator's client; None if the coordinator is a file that does not exist yet.
     client: Client | None
-    # None if the broker is a file that does not exist yet.
+    # The broker; None if it is a file that does not exist yet.
     broker: Broker | None
     layout: Layout
     # The error for the broker's missing file; None if no sender has sent a message yet.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qdo.settings.live import LiveSettings, SettingsInForce
     from qdo.settings.settings import Settings
 
-# The header of messages that were sent with ``after=``.
+# The header of messages that a caller has sent with ``after=``.
 AFTER = "qdo-after"
 AFTER_SECONDS = 5.0
 _IS_TIME = re.compile("[0-9]{1,19}", re.ASCII).fullmatch
@@ -101,7 +101,7 @@ class AppDocuments:
 
     async def _before_async(self, call_next: Any, message: Message | Batch, context: Any) -> None:
         if _after(message):
-            import asyncio  # only coroutines need asyncio; importing it takes 20 ms
+            import asyncio  # importing asyncio takes 20 ms, and only coroutines need it
 
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, self._wait_for, message)

@@ -160,7 +160,7 @@ def identity_of(text: str) -> Identity:
 
 
 class Secret(str):
-    """A string whose repr is hidden in logs, because kazoo logs the arguments of requests."""
+    """A string with a masked repr, because kazoo logs the arguments of requests."""
 
     __slots__ = ()
 

@@ -49,7 +49,7 @@ WINDOW = 1000
 TIMEOUT_SECONDS = 30.0
 # The time for which a client repeats requests that were lost with their connection.
 LOSS_SECONDS = 5.0
-# The pause before a client repeats such a request.
+# The pause before a client repeats a lost request.
 AGAIN_SECONDS = 0.05
 
 

@@ -57,11 +57,11 @@ from qdo.text import describe, hide_credentials
 # the whole timeout, so the session would end before kazoo tries a second server. If all servers are
 # slow, the share doubles after each failed round, up to 1.
 CONNECT_SHARE = 0.25
-# After this number of session timeouts without a connection, the client first asks a server for a
-# new session, and only then tries to resume its old session there. The lease of the old session
-# ended a timeout ago. An attempt with a late response would keep the old session, and its ownership
-# of queues, alive at the servers. A server that grants only a new session has lost the old session,
-# perhaps with all data.
+# After this number of session timeouts without a connection, the client changes its way to resume
+# the session. It first asks a server for a new session, and then tries to resume the old session at
+# this server. The lease of the old session ended a timeout ago. An attempt with a late response
+# would keep the old session, and its ownership of queues, alive at the servers. A server that
+# grants only a new session has lost the old session, perhaps with all data.
 DOUBT_TIMEOUTS = 2.0
 _log = logging.getLogger(__name__)
 _NETWORK = "zookeeper://"
@@ -97,7 +97,7 @@ class NetworkConnection(ConnectionHandler):
         self.handler = _TransportHandler(client)
 
     def prepare(self) -> None:
-        """Do nothing, because faults of a server appear on connecting."""
+        """Do nothing, because a server's faults appear when the client connects."""
 
     def _expand_client_hosts(self) -> Any:
         servers = cast(Any, super())._expand_client_hosts()
@@ -313,7 +313,7 @@ class Client(KazooClient):
 
     :ivar may_look_on: whether the client only shows nodes to people, so that read access suffices.
     :ivar negotiated_timeout_seconds: the session timeout that the coordinator granted; None before
-        the first connection. It may differ from the requested timeout.
+        the first connection. The granted timeout may differ from the requested timeout.
     :ivar heard_at: a time on `qdo.system.clock.clock`; None if unknown. After this time, the leader
         of the servers received the request for the present connection of the session.
     :ivar connected_to: the HOST:PORT of the last ZooKeeper server that accepted the session.
@@ -349,7 +349,7 @@ class Client(KazooClient):
         # kazoo has no types, so this class casts super() to Any.
         options.update(access.options())
         cast(Any, super()).__init__(hosts=f"{address.hosts}{address.chroot}", **options)
-        self.logger.addFilter(hide_digests)  # all clients share this logger and filter
+        self.logger.addFilter(hide_digests)  # all clients share the logger and the filter
         self._calling: Any = self.handler.lock_object()
         retry = self._conn_retry.copy()
         if address.has_servers:
@@ -407,14 +407,14 @@ class Client(KazooClient):
         if state is KeeperState.EXPIRED_SESSION:
             self.session_over = True
         if state is KeeperState.AUTH_FAILED:
-            self._rejected = True  # before callers of `open` wake
+            self._rejected = True  # set this before callers of `open` wake
         cast(Any, super())._session_callback(state)
 
     def open(self, timeout_seconds: float = 15.0) -> None:
         """Connect, and create the chroot if the address has one.
 
-        :raises CoordinatorUnreachableError: the client could not connect within `timeout_seconds`,
-            and was stopped within this time, even if the network drops every packet.
+        :raises CoordinatorUnreachableError: the client could not connect within `timeout_seconds`.
+            The method stops the client within this time, even if the network drops every packet.
         :raises CoordinatorAccountError: the coordinator rejects the account.
         :raises NodeRefusedError: the chroot is missing, and this account may not create it.
         :raises DatabaseError: the client cannot use the file of an embedded coordinator.
@@ -429,20 +429,20 @@ class Client(KazooClient):
                 if (later := self._connection.waits_until + timeout_seconds) <= deadline:
                     break
                 deadline = later
-            if not self.connected:  # or lost again, because kazoo logs in after connecting
+            if not self.connected:  # perhaps lost again, because kazoo logs in after connecting
                 raise ConnectionLoss
             self._make_chroot(deadline)
         except (KazooException, self.handler.timeout_exception) as error:
             self._abandon()
             raise self._open_error(error, timeout_seconds) from error
-        except BaseException:  # also if a job's deadline or Ctrl-C stops the caller
+        except BaseException:  # for example a job's deadline or Ctrl-C
             self._abandon()
             raise
 
     def _make_chroot(self, deadline: float) -> None:
-        # Do not touch an existing chroot, because this account may have no rights above it. Send a
-        # request even without a chroot, because a server that requires accounts refuses only the
-        # first request, not the session.
+        # Do not touch an existing chroot, because this account may have no rights on the nodes
+        # above. Send a request even without a chroot, because a server that requires accounts
+        # refuses only the first request, not the session.
         if self._answer(Exists(self.chroot or "/", None), deadline):
             return
         # Do not use ensure_path("/"), because it would create only the last part of the chroot.

@@ -26,7 +26,7 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.text import describe
 
 _log = logging.getLogger(__name__)
-# This logger silences kazoo, which logs every attempt to connect. The notifier logs one line.
+# A logger that silences kazoo, which logs every attempt to connect. The notifier logs one line.
 _SILENT = logging.Logger("silent", logging.CRITICAL + 1)
 # The minimum time between two notifications of a queue. All messages in between share the second.
 PAUSE_SECONDS = 1.0
@@ -36,7 +36,7 @@ AGAIN_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
 # The maximum time for which `close` waits for the last notifications.
 CLOSE_SECONDS = 2.0
-# If the notifier remembers more notification times, it drops old ones.
+# The maximum number of remembered notification times before the notifier drops old times.
 MANY = 10_000
 
 

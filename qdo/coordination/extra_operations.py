@@ -5,7 +5,7 @@ thousand queues makes a thousand reads, at about 100 us each in Python. Batches 
 time.
 
 addWatch (opcode 106), in its mode "persistent recursive", watches whole trees. The watch stays
-armed until the connection is lost. Servers do not restore the watch when the client reconnects.
+armed as long as the connection exists. Servers do not restore the watch when the client reconnects.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Count an attempt for each message that was in flight when its process or its session ended.
 
 After the death of a worker process, its parent counts in the worker's session, and then closes this
-session. Until then, the queues have no other owner. A worker whose session expired counts in its
-next session. The parent of a worker that died after its session had ended also counts in another
-session. In these two cases, the queues may already have other owners. An owner keeps the records of
-attempts that it does not know (`qdo.coordination.protocol.owned_queues`).
+session. Until then, the queues have no other owner. After the end of its session, a living worker
+counts in its next session. The parent of a worker that died after its session had ended also counts
+in another session. In these two cases, the queues may already have other owners. An owner keeps the
+records of attempts that it does not know (`qdo.coordination.protocol.owned_queues`).
 
 If the parent has also died, the next owners count (`QueueNode.claimed_by`).
 
-A checkpoint may arrive late, so each write requires the version of the node that was read. In the
+A checkpoint may arrive late, so each write requires the version that the process has read. In the
 worker's session, the queue node must also still name the worker.
 """
 
@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message whose job was running at the death of its process or session."""
+    """A message with a running job at the end of the job's process or session."""
 
-    queue: str  # "" for a request: the broker counts its attempts
+    queue: str  # "" for a request, because the broker counts its attempts
     worker: str
     position: int
-    in_line: bool = True  # its queue has one message in flight at a time
+    in_line: bool = True  # whether its queue runs one message at a time
 
 
 def count_interrupted(
@@ -51,7 +51,7 @@ def count_interrupted(
 ) -> list[InFlight]:
     """Add an attempt to the failure record of each message; return the counted messages.
 
-    :param client: a client in the worker's session, or in any session if that one has ended.
+    :param client: a client in the worker's session; if this session has ended, any client.
     :raises CoordinatorUnreachableError: the connection was lost; some attempts may be counted.
     """
     counted: list[InFlight] = []

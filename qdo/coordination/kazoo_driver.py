@@ -42,8 +42,8 @@ class KazooDriver:
     """Sends requests, and passes a function to `put` that delivers the answer on the loop.
 
     Answers come in the order of the requests. A read that fails because of its node gets `Refused`.
-    If a request fails for another reason, such as a full disk, the driver delivers no answer. It
-    calls `refused`, and the loop drops the connection.
+    If a request fails for another reason, such as a full disk, the driver delivers no answer, but
+    calls `refused`. Then the loop drops the connection.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class KazooDriver:
 
     def commit(self, request: m.Commit, then: m.Callback) -> None:
         # Avoid kazoo's `TransactionRequest`, because it splits every path and checks every
-        # argument. This takes 15 us for each queue of a checkpoint, a third of the total time.
+        # argument. These steps take 15 us for each queue of a checkpoint, a third of the total
+        # time.
         client = self._client
         self._send(Transaction([operation(client, op) for op in request.ops]), committed, then)
 

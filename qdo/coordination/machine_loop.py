@@ -1,8 +1,8 @@
 """The loop that runs the state machines of one session on a client.
 
-The loop is a greenlet or a thread of the client's handler. It passes answers, watch events and
-calls of the worker engine to the machines, one at a time. Then it performs the machines' requests.
-kazoo's callbacks only put events into the loop's queue.
+The loop is a greenlet or a thread of the client's handler. The loop passes answers, watch events
+and calls of the worker engine to the machines, one at a time. Then it performs the machines'
+requests. kazoo's callbacks only put events into the loop's queue.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class MachineLoop:
         # continues.
         if self._drop_at == float("inf"):
             self._refusals += 1
-            spread = random.random()  # spreads drops
+            spread = random.random()  # random, so workers do not drop together
             self._drop_at = clock() + REFUSAL_BACKOFF.delay(self._refusals, spread)
             self._drop_reason = f"the coordinator refused a request: {describe(error)}"
 

@@ -1,8 +1,8 @@
 """A worker's registration at the coordinator, and the state machines of its session.
 
 A member has one client, one session and one worker node for its whole life. When the session is
-lost, the member ends, and none of its later writes has an effect. The worker engine then makes a
-new member with a new client. See `machine_loop` for the loop that runs the machines.
+lost, the member ends, and all later writes fail. The worker engine then makes a new member with a
+new client. See `machine_loop` for the loop that runs the machines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Member:
     :ivar name: the name of the worker node, such as ``worker-0000000101``; "" before `start`.
     :param make_machines: a function that returns further machines for the registered member.
     :param on_doorbell: a function of the name of a watched queue, called when a sender notifies it.
-        None: the member watches no doorbell.
+        With None, the member watches no doorbell.
     """
 
     # A member claims queues, not pools. Queue nodes record how messages end.
@@ -60,7 +60,7 @@ class Member:
         options: MemberOptions = MemberOptions(),  # noqa: B008 -- frozen
     ) -> None:
         self.name = ""
-        self.failure: BaseException | None = None  # a bug has ended the loop
+        self.failure: BaseException | None = None  # the error of a bug that has ended the loop
         self._client = client
         self._layout = layout
         self._listener = listener
@@ -183,7 +183,7 @@ class Member:
         return self._ownership is not None and self._ownership.settled()
 
     def wait_released(self, timeout_seconds: float) -> bool:
-        """Wait until all queues are released or lost; return False if a queue was lost."""
+        """Wait until the worker has no queues; return False if a queue was lost, not released."""
         return bool(self._released.wait(timeout_seconds)) and not self._lost_queues
 
     def unreleased(self) -> list[str]:

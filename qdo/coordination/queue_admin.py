@@ -13,10 +13,10 @@ transaction writes the folder of queue nodes; see `protocol.rebalancer`.
 
 In the same transaction, an operator's change writes an entry in the action log. `record` makes the
 operation for this entry from the node before and after the change. All calls of `record` return the
-same path, so the entry identifies a change whose answer was lost.
+same path. So if the answer is lost, the entry shows whether the change was made.
 
-A change raises NotFoundError for a queue without a node, and NodeRefusedError if the coordinator
-does not let this client read, write or delete the node.
+A change raises NotFoundError for a queue without a node. It raises NodeRefusedError if this client
+may not read, write or delete the node.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def retire(
 ) -> QueueNode:
     """Mark a queue that the broker no longer has as deleted; return the former node.
 
-    The owner releases the queue with all progress. The errors are those of `mark_deleted`.
+    The owner releases the queue with all progress. Raises the same errors as `mark_deleted`.
     """
 
     def change(node: QueueNode) -> QueueNode:

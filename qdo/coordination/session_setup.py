@@ -1,8 +1,8 @@
 """Set up a new session before its worker registers, and check the server's version and the broker.
 
-If a follower dies while it synchronizes with a new leader, some versions of ZooKeeper may lose
-acknowledged transactions (ZOOKEEPER-4643, -4646, -4685 and -4785, and in 3.9.3 ZOOKEEPER-4925).
-These bugs do not affect a single server.
+Some versions of ZooKeeper may lose acknowledged transactions if a follower dies while it
+synchronizes with a new leader. The bugs are ZOOKEEPER-4643, -4646, -4685 and -4785, and in 3.9.3
+ZOOKEEPER-4925. They do not affect a single server.
 
 The functions raise CoordinatorUnreachableError after their timeout, or if the session is lost.
 """
@@ -79,8 +79,8 @@ def check_rights(client: Client, layout: Layout, timeout_seconds: float) -> None
 
 
 def _check_rights(client: Client, layout: Layout, rights: NodeRights) -> None:
-    # `qdo admin acl apply` sets the rights of these nodes last. So if they are right, all nodes
-    # are.
+    # `qdo admin acl apply` sets the rights of these nodes last. So if these nodes have the right
+    # ACLs, all nodes have.
     for path in (layout.root, *layout.persistent):
         with contextlib.suppress(NoNodeError):
             stranger = rights.stranger(client.get_acls(path)[0])
@@ -168,7 +168,7 @@ def is_safe(version: tuple[int, int, int]) -> bool:
 def warn_of_server(client: Client) -> None:
     """Log a warning if the client's server is in an ensemble and has an unsafe version.
 
-    Log nothing if the server does not allow the command `srvr`.
+    If the server does not allow the command `srvr`, do not log.
     """
     if not client.address.has_servers:
         return

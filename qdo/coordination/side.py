@@ -2,12 +2,13 @@
 
 A worker's lease needs regular contact over its session. An app may share many large values, which
 must not delay this contact, so they have a separate connection. Processes that are not workers,
-such as web servers and scripts, have only this connection. It opens at its first use. Its session
-has no ephemeral nodes, so its end has no consequences, and kazoo begins a new session.
+such as web servers and scripts, have only this connection. The connection opens at the first use.
+The session has no ephemeral nodes, so the end of the session has no consequences, and kazoo begins
+a new session.
 
-`LeasedConnection` is a side connection with ephemeral nodes: the locks of a process that is not a
-worker, and a node below ``components`` that shows that the process lives. Regular contact keeps its
-lease valid, by the same rule as for a worker's lease.
+`LeasedConnection` is a side connection with ephemeral nodes, for a process that is not a worker.
+These nodes are the process's locks, and a node below ``components`` that shows that the process
+lives. Regular contact keeps its lease valid, by the same rule as for a worker's lease.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SideConnection:
 
     def __init__(self, client: Client, lease: Lease | None = None) -> None:
         self.client = client
-        self.pid = os.getpid()  # a forked child must not close it
+        self.pid = os.getpid()  # a forked child must not close the connection
         self._unclosed = threading.Lock()
         self._loop = MachineLoop(client, before_flush=_nothing, after_step=_nothing)
         self._loop.lease = lease
@@ -181,7 +182,7 @@ class LeasedConnection(SideConnection):
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
-            self.lease.end()  # at once, on any thread
+            self.lease.end()  # end it at once, on any thread
             self.call(self._end)
         else:
             super()._state_changed(state)

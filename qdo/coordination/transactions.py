@@ -1,7 +1,7 @@
 """Read and change nodes with blocking calls, for commands and senders.
 
 A transaction has one of three results: `Committed`, `Rejected` because of an operation, or
-`NoResponse`. These results raise no errors. After `NoResponse`, the transaction may have taken
+`NoResponse`. No result raises an error. After `NoResponse`, the transaction may have taken
 effect, or may take effect later. After a call of `settle`, a read shows the outcome.
 
 All functions raise NodeRefusedError if the account may not read or change a node. After a timeout,
@@ -108,9 +108,9 @@ def change(
 ) -> m.Committed | None:
     """Read a node and change it at the same version; retry after other clients' changes.
 
-    :param decide: a function of the node. It returns the operations, first the operation on this
-        node, or None for no change. `change` calls it again after a conflict. It may raise an
-        error.
+    :param decide: a function of the node. The function returns the operations, first the operation
+        on this node, or None for no change. `change` calls this function again after a conflict.
+        The function may raise an error.
     :param root: the path of an existing node, for `settle`.
     :param is_mine: a function that returns whether this call wrote a node. Without this function,
         `change` calls `decide` again with the current node after a lost answer.

@@ -3,9 +3,9 @@
 **The order of a queue is the order of its commits.** If a sender took its position long before its
 commit, a reader could see a later position first, and would skip the message. Therefore:
 
-1. A sender locks the row of its queue. It then takes a position that is larger than all others and
-   inserts the message. PostgreSQL releases the lock when readers can see the commit. So a reader
-   that sees a message of a queue also sees all earlier messages of the queue.
+1. A sender locks the row of its queue. Then the sender takes a position that is larger than all
+   others, and inserts the message. PostgreSQL releases the lock when readers can see the commit. So
+   a reader that sees a message of a queue also sees all earlier messages of the queue.
 2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends these messages
 as the last step before the commit. So no sender has to wait for a transaction that stays open for
 an hour.
@@ -131,7 +131,7 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
     """
     # A sender may send messages, store requests and find requests by their ids, but may not read
     # messages. A worker may run `qdo-worker` and every command. An onlooker may read all tables but
-    # change none.
+    # not change them.
     if role == "public" or not role or "\0" in role:
         raise UsageError(
             reason=f"the role must be one role of PostgreSQL, got {role!r}; create one with"
@@ -268,8 +268,8 @@ def create(
     """Create or upgrade the schema if necessary; return whether the schema changed.
 
     :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server` and `check_format`.
-    :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that the upgrade needs;
-        nothing was changed.
+    :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that the upgrade needs; the
+        schema has not changed.
     """
     if change(connection, address):
         exists = found_format(connection, address) is not None

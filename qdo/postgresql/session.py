@@ -1,7 +1,7 @@
 """A connection to PostgreSQL, and a session that opens a lost connection again.
 
 Every wait has a deadline, because a frozen server keeps its connections forever. psycopg waits with
-Python's `select`, which gevent replaces, but a native thread must use the original `select`.
+Python's `select`, which gevent replaces. A native thread must use the original `select`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _PARAMETER = re.compile("^invalid .* value|^invalid (integer|port)")
 
 
 def native_poll() -> Any:
-    """Return a poll object whose wait blocks the native thread, even under gevent."""
+    """Return a poll object that blocks the native thread while it waits, even under gevent."""
     return original("select", "poll", select.poll)()
 
 
@@ -139,7 +139,7 @@ def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
 
 
 class PostgresqlConnection(psycopg.Connection[Any]):
-    """A connection whose waits have a deadline.
+    """A connection with a deadline for every wait.
 
     :ivar make_poll: the function `native_poll` or `loop_poll`.
     :ivar answer_seconds: the maximum duration of a statement.
@@ -289,7 +289,7 @@ def _set_up(connection: PostgresqlConnection) -> None:
 
 def _has_ended(connection: PostgresqlConnection, poll: Any) -> bool:
     """Return whether the server has closed an idle connection, for example at a restart."""
-    # An idle connection receives only notifications or its end; a statement distinguishes them.
+    # An idle connection receives only notifications or its end; a statement shows the difference.
     if connection.closed or connection.is_outdated():
         return True
     try:

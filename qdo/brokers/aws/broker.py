@@ -40,7 +40,7 @@ class AwsBroker(Broker):
                 self._sending_now.notify_all()
 
     def _end_sending(self) -> None:
-        """Refuse further messages, and wait for the messages that are being sent."""
+        """Refuse further messages, and wait for the open calls of senders."""
         with self._sending_now:
             self._stopped.set()
             self._sending_now.wait_for(lambda: self._senders == 0, CLOSE_SECONDS)

@@ -116,7 +116,7 @@ def make_calls(
 ) -> Calls:
     """Return an object that makes frequent calls without retries; make no call yet.
 
-    The responses contain JSON types. If a proxy is configured, they contain boto3's types: bytes
+    The responses contain JSON types. Through a proxy, responses contain boto3's types: bytes
     instead of base64, and datetimes instead of numbers.
 
     :param target: the prefix of action names in the JSON protocol, such as ``AmazonSQS``.

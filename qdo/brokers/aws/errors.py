@@ -27,7 +27,7 @@ from qdo.brokers.aws.address import ServiceAddress
 from qdo.errors import QdoError
 from qdo.text import closest
 
-# The errors that calls of boto3's clients raise; urllib3's errors are wrapped in these classes.
+# The errors that calls of boto3's clients raise. boto3 wraps urllib3's errors in these classes.
 BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 
 # The maximum length of a server's response in an error, in characters.
@@ -128,7 +128,7 @@ _OUT_OF_REACH = (
     boto.UnknownEndpointError,
     boto.UnknownRegionError,
 )
-# The permissions of S3 operations, where their names differ.
+# The permissions of S3 operations, if permission and operation have different names.
 _PERMISSIONS = {
     "HeadBucket": "ListBucket",
     "ListObjectsV2": "ListBucket",

@@ -27,7 +27,7 @@ from qdo.system.http_responses import BoundedResponse
 
 # A header that every AWS response has.
 _REQUEST_ID = "x-amzn-RequestId"
-# S3 actions whose responses have an ETag.
+# The S3 actions with an ETag in their responses.
 _OF_OBJECTS = ("GetObject", "PutObject")
 _SHOWN_BYTES = 100
 # Errors that mean that the server has closed an idle connection.
@@ -40,9 +40,9 @@ class NotAnAwsResponseError(boto.HTTPClientError):  # type: ignore[misc]
 
 def answer_of(content: bytes, known: bool) -> dict[str, Any] | None:
     """Return the content of a response in the JSON protocol; None if it is not from AWS."""
-    # A proxy, a gateway or a login page may also respond with status 200. A boto3 client takes its
-    # response for one without messages or queues. Only a response with a request id (`known`) may
-    # be empty.
+    # A proxy, a gateway or a login page may also respond with status 200. A boto3 client would take
+    # the response of a proxy for an empty list of messages or queues. Only a response with a
+    # request id (`known`) may be empty.
     if not content:
         return {} if known else None
     try:
@@ -76,8 +76,9 @@ def _reject_foreign(response_dict: Mapping[str, Any], **_: Any) -> None:
 def _reject_foreign_of_s3(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
     status = response_dict["status_code"]
     headers = response_dict["headers"]
-    # S3 sends a request id in every response. Some compatible services send none. But their
-    # responses about an object have an ETag, and all their other responses are XML or empty.
+    # S3 sends a request id in every response. Some compatible services send no id. But the
+    # responses of these services about an object have an ETag, and all other responses are XML or
+    # empty.
     if status >= 300 or "etag" in headers or any(n.lower().startswith("x-amz") for n in headers):
         return
     page = str(headers.get("content-type", "")).lower().startswith("text/html")
@@ -135,8 +136,8 @@ class HttpCalls:
     """Makes requests over its own pool of connections. Safe for greenlets and threads.
 
     :param client: a boto3 client that provides the endpoint and region, but makes no requests.
-    :param certificates: a file or folder with trusted certificates. None: the certificates in
-        REQUESTS_CA_BUNDLE or in boto3, which boto3's clients trust.
+    :param certificates: a file or folder with trusted certificates. None: like boto3's clients, use
+        the certificates in REQUESTS_CA_BUNDLE or in boto3.
     :param target: the prefix of all action names, such as ``AmazonSQS``.
     :param connections: the maximum number of idle connections to keep.
     :raises SSLError: qdo cannot read the certificates.

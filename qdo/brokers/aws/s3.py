@@ -37,9 +37,9 @@ class Objects:
     :param bucket: the name of the bucket, or BUCKET/PREFIX.
     """
 
-    # Methods do not follow pointers to other buckets, or to names without the prefix. Otherwise a
-    # sender could make the worker read or delete any object that the worker's credentials allow.
-    # Methods raise the errors of `aws.errors.translation`.
+    # Methods do not follow pointers to other buckets, or to names without the prefix. Without this
+    # rule, a sender could make the worker read or delete any object that the worker's credentials
+    # allow. Methods raise the errors of `aws.errors.translation`.
 
     def __init__(self, place: ServiceAddress, bucket: str, connections: int = CONNECTIONS) -> None:
         self._place = ServiceAddress("s3", place.region, place.endpoint)
@@ -60,7 +60,7 @@ class Objects:
         return BodyPointer(self._bucket, key)
 
     def get(self, pointer: BodyPointer) -> bytes | None:
-        """Return a body; None if the object does not exist because its message was deleted.
+        """Return a body; None if the object is missing, because another worker deleted the message.
 
         :raises ObjectTooLargeError: the body would take too much memory.
         """

@@ -25,8 +25,8 @@ PATIENCE_SECONDS = 30.0
 class SendAttempts:
     """The attempts to send some messages; setting `stopped` ends them."""
 
-    # Only time limits the attempts. A limit on their number would end them after a few short
-    # delays, long before a service that throttles a burst accepts more messages.
+    # Only time limits the attempts. A limit on the number of attempts would end them after a few
+    # short delays. A service that throttles a burst accepts more messages only much later.
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class SendAttempts:
         self.progress()
 
     def progress(self) -> None:
-        """Reset the attempts, because some messages were stored."""
+        """Reset the attempts, because the service has stored some messages."""
         self._failures = 0
         self._since = self._clock()
 
@@ -84,7 +84,7 @@ def unsent_error(sent: Sequence[object], error: QdoError) -> QdoError:
     """Return the error for a call that stored only some of its messages, or no messages.
 
     :param sent: the id of each message; None for an unsent message.
-    :param error: the cause; the function returns it if no message was sent.
+    :param error: the cause; the function returns this error if the call stored no message.
     """
     unsent = tuple(index for index, each in enumerate(sent) if each is None)
     if len(unsent) == len(sent):

@@ -61,10 +61,10 @@ _DELETE = (
     "DELETE FROM queues WHERE id = ?",
 )
 log = logging.getLogger(__name__)
-# The number of messages that one transaction deletes. It delays other writers by a few
+# The number of messages that one transaction deletes; this delays other writers by some
 # milliseconds.
 RETIRE_CHUNK = 1000
-# The broker logs done messages with later positions, because it cannot delete them for long.
+# If done messages are further in the future, the broker logs a warning and cannot delete them.
 AHEAD_SECONDS = 3600.0
 _NODE = Query("SELECT node FROM file", "i")
 _RETIRE = """
@@ -163,7 +163,7 @@ class SqliteBroker(GroupCommitBroker):
         if oldest is None or oldest > upto:
             if oldest is not None and position_of_time(now + AHEAD_SECONDS) < oldest <= last:
                 self._log_ahead(oldest)
-            return 0  # without taking the write lock: most calls find nothing
+            return 0  # without the write lock, because most calls delete no messages
         total = 0
         while True:
             deleted = self._writer.run(lambda transaction: _retire(transaction, queue, upto))
@@ -176,7 +176,7 @@ class SqliteBroker(GroupCommitBroker):
         check_deletable(queue, self.streams)
         self._writer.run(lambda transaction: check_empty(transaction, queue, last))
         while self._writer.run(lambda transaction: _retire(transaction, queue, last)):
-            pass  # in parts, as in `trim`
+            pass  # delete in parts, like `trim`
         self._writer.run(lambda transaction: delete(transaction, queue, last))
 
     def _log_ahead(self, position: int) -> None:
@@ -238,4 +238,4 @@ class EmbeddedBroker(SqliteBroker):
             stop()
         with unforked:
             self.tables.reading.close()
-        self._writer.close()  # last, because it releases the file's guard
+        self._writer.close()  # close this last, because it releases the file's guard

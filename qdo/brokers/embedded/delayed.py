@@ -167,7 +167,7 @@ def _take(transaction: Transaction, now: int) -> list[_Due]:
     taken: list[_Due] = []
     size = 0
     found = _DUE.each(transaction.connection, (transaction.app, now, MOVE_MESSAGES))
-    with contextlib.closing(found):  # before the rows are deleted
+    with contextlib.closing(found):  # end the query before deleting its rows
         for row in found:
             taken.append(_Due(*row))
             size += len(taken[-1].body)

@@ -173,7 +173,7 @@ _LIST = {
     for condition in ("true", *_CONDITIONS, *_ENDS.values())
     for order in ("ASC", "DESC")
 }
-# This query makes one index search for each pool, instead of reading each request.
+# A query with one index search for each pool, instead of a read of each request.
 _POOLS_DUE = Query(
     """
 WITH RECURSIVE pools (name) AS (
@@ -287,7 +287,7 @@ def _guard(take: Take) -> dict[str, Any]:
 class EmbeddedRequests(RequestStore):
     """The requests of one app in a file.
 
-    :ivar stops: functions that stop the listeners when the broker is closed.
+    :ivar stops: the functions that the closing broker calls to stop the listeners.
     :param check: a function that returns the size of a message, or raises an error if the broker
         cannot store the message.
     """

@@ -201,8 +201,8 @@ class Transaction:
 
     def now(self) -> int:
         """Return the time at which the transaction began, as a position."""
-        # All messages of a transaction need the same time. Of two messages with the same due time,
-        # the second must not be due while the first is delayed.
+        # All messages of a transaction need the same time. If two messages have the same due time,
+        # the second must not be due when the first is delayed.
         return self._began
 
     def new_id(self, message: Outgoing) -> str:
@@ -229,7 +229,7 @@ class Transaction:
     def reserve(self) -> int:
         """Return a position that no message gets."""
         position = self._newest = self._next_position()
-        self.connection.execute(KEEP_HEAD, (position,))  # even if the clock is set back
+        self.connection.execute(KEEP_HEAD, (position,))  # later positions are higher
         return position
 
     def tail(self, name: str) -> Tail:

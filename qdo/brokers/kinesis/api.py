@@ -77,7 +77,7 @@ class ClockSkew:
             date = email.utils.parsedate_to_datetime(headers.get("date", ""))
         except (TypeError, ValueError):
             return 0.0
-        return max(0.0, sent_at - (date.timestamp() + 1.0))  # the date has whole seconds
+        return max(0.0, sent_at - (date.timestamp() + 1.0))  # dates have whole seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ class StartPosition:
 
     # "oldest" or "latest" for the oldest or latest message, or a Unix time.
     kind: str | float = "oldest"
-    # Whether the shard has parents, which workers read first. If it has, `latest` begins with the
-    # first message of the shard, not with the newest message.
+    # Whether the shard has parents, which workers read first. In a shard with parents, `latest`
+    # begins with the first message, not with the newest message.
     inherits: bool = False
 
     def seek(self, now: float) -> GetIterator:
@@ -169,10 +169,10 @@ class ShardReadLimiter:
         self._lock = threading.Lock()
 
     def wait(self, shard: str, now: float) -> float:
-        """Return the seconds to wait before a read. If they are 0, count the read."""
+        """Return the seconds to wait before a read; if the result is 0, count the read."""
         with self._lock:
             left = self._next.get(shard, 0.0) - now
-            if 0 < left <= self.pause_seconds:  # if more is left, the clock was set back
+            if 0 < left <= self.pause_seconds:  # a longer time means that the clock was set back
                 return left
             self._next[shard] = now + self.pause_seconds
         return 0.0

@@ -136,7 +136,7 @@ class KinesisBroker(AwsBroker):
         super().__init__()
         self.address = address
         self._subscriptions: dict[str, KinesisSubscription] = {}
-        self._live: set[KinesisSubscription] = set()  # they may still make calls
+        self._live: set[KinesisSubscription] = set()  # subscriptions that may still make calls
         self._client = make_client(address.place)
         # Readers and senders retry at different rates.
         self._reads = make_client(address.place, connections=SEEKERS, attempts=1)

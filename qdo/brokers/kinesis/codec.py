@@ -1,8 +1,8 @@
 """Encode messages as Kinesis records, and decode records, including aggregated records.
 
 The record of a message without headers is the body: JSON text, which every other consumer can read.
-The record of a message with headers is a JSON object. It contains the body unchanged, or in base64
-if the body is bytes::
+The record of a message with headers is a JSON object. The object contains the body unchanged, or in
+base64 if the body is bytes::
 
     {"qdo-headers":{"trace":"7"},"body":{"n":1}}
     {"qdo-headers":{"content-type":"image/png"},"base64":"iVBORw0KGgo="}
@@ -14,8 +14,8 @@ bytes.
 
 The Kinesis Producer Library packs many messages into one record: four magic bytes, a Protocol
 Buffers message, and its MD5 digest. AWS published the format in awslabs/amazon-kinesis-producer,
-aggregation-format.md. qdo parses it with Google's `protobuf`. It does not use AWS's Python module,
-aws-kinesis-agg. That module changes `sys.path` on import, had its last release in 2022, and keeps
+aggregation-format.md. qdo parses records with Google's `protobuf`, not with AWS's Python module,
+aws-kinesis-agg. AWS's module changes `sys.path` on import, had its last release in 2022, and keeps
 messages of other shards. The tests read records that aws-kinesis-agg packed.
 
 After a reshard, a record may contain messages of other shards, because the producer packs messages
@@ -103,7 +103,7 @@ def encoded(body: bytes, headers: str | None, queue: str) -> bytes:
             f"characters, which UTF-8 cannot encode, got {text[:300]!r}"
         )
     if not _is_object(text):
-        text = json.dumps(text)  # headers that are not a JSON object are stored as a string
+        text = json.dumps(text)  # store headers that are not a JSON object as a string
     if is_raw(parsed(headers) or {}) or not _is_utf8(body):
         return _OPENING + text.encode() + _RAW_PART + base64.b64encode(body) + b'"}'
     return _OPENING + text.encode() + _JSON_PART + body + b"}"
@@ -229,7 +229,7 @@ def _entry(table: list[_T], index: int, name: str) -> _T:
 
 
 def _checked_key(text: Any) -> str:
-    if not isinstance(text, str):  # protobuf returns bytes instead
+    if not isinstance(text, str):  # protobuf returns bytes for invalid UTF-8
         raise ValueError("a partition key is not UTF-8")
     if len(text) > MAX_KEY:
         raise ValueError(f"a partition key has {len(text)} characters, more than {MAX_KEY}")

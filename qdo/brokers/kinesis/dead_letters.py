@@ -89,8 +89,8 @@ class KinesisDeadLetters(DeadLetterStore):
 
     def retry(self, keys: Sequence[tuple[str, int]]) -> list[int | None]:
         """Send dead letters again in the given order, then delete them."""
-        # Sending and deleting are not one transaction. An interruption between them leaves a dead
-        # letter that was sent again.
+        # Sending and deleting are not one transaction. After an interruption, a dead letter may
+        # remain although its message was sent again.
         return [self._retry(queue, position) for queue, position in keys]
 
     def _retry(self, queue: str, position: int) -> int | None:

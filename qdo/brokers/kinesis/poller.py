@@ -73,13 +73,13 @@ class ShardTip:
             self.reached_at = now
 
     def complete_until(self, start_time: float | None) -> float | None:
-        """Return the AWS time up to which all records were read; None before the tip."""
+        """Return the AWS time up to which the poller has read all records; None before the tip."""
         if self.reached_at is None:
             return None
         return max(ClockSkew.complete_until(self.reached_at), start_time or 0.0)
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether the last response is recent and the clock was not set back after it."""
+        """Return whether the last response is recent by a clock that was not set back."""
         return self._behind is not None and 0 <= now - self._behind[1] < FRESH_SECONDS
 
     def behind_seconds(self, now: float) -> float | None:
@@ -195,7 +195,7 @@ class ShardPoller:
         sought = self._sought
         if sought is None or answer.first == sought:
             return
-        # An empty response proves that the record is gone only if it reached the tip.
+        # An empty response proves that the record is gone only if the response reached the tip.
         if answer.first is None and answer.behind_seconds > 0 and answer.next_iterator is not None:
             return
         raise PositionTrimmed
@@ -205,7 +205,7 @@ class ShardPoller:
         return self.tip.complete_until(None if self._beginning is None else self._beginning.time)
 
     def proves_complete(self, now: float, retention: RetentionPeriod) -> bool:
-        """Return whether all messages were read, although the record at `after` is gone."""
+        """Return whether no message was missed, although the record at `after` is gone."""
         # The poller has read all records up to a known time. If the stream still keeps all later
         # records, then the record at `after` has only expired after days without new messages. A
         # stream that was created after the known time is a different stream with the same name.
@@ -258,7 +258,7 @@ class ShardPoller:
 
     def due_in(self, now: float) -> float:
         """Return the seconds from `now`, a Unix time, until the poller may make the next call."""
-        # If the clock was set back, the poller does not wait at all.
+        # If an operator has set the clock back, do not wait at all.
         left = self.not_before - now
         return left if 0 < left <= self._paused_seconds else 0.0
 

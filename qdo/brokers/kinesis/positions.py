@@ -1,10 +1,10 @@
 """Positions of messages in Kinesis.
 
-A position is ``sequence << 96 | subsequence << 64 | time``: the sequence number of the record
-(up to 190 bits), the index of the message within an aggregated record, and the UUIDv1 time of the
-record's arrival. So positions compare like sequence numbers, by value and not as text. Workers
-record the time in a position as `last`. A position without a sequence number is only a time, the
-target of an operator's seek.
+A position is ``sequence << 96 | subsequence << 64 | time``. The sequence number of the record has
+up to 190 bits. The subsequence is the index of the message within an aggregated record. The time is
+the UUIDv1 time of the record's arrival. So positions compare like sequence numbers, by value and
+not as text. Workers record the time in a position as `last`. A position without a sequence number
+is only a time, the target of an operator's seek.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def whole(sequence: int, time: int) -> int:
 
 
 def at_time(position: int, time: int) -> int:
-    """Return the position with the time replaced by the time up to which all messages were read."""
+    """Return the position with another time, the time up to which the owner read all messages."""
     return index_in_record(position) << _SUBSEQUENCE_SHIFT | time
 
 

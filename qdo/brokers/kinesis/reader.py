@@ -46,14 +46,14 @@ _EXPIRED = "ExpiredIteratorException"
 LEAST_RETENTION_SECONDS = 86_400.0
 # The maximum size in bytes of the fetched bodies that the buffer keeps for a second fetch.
 KEPT_BYTES = 8 * 1024 * 1024
-# The minimum number of dropped messages at which to shorten the list, because this moves the rest.
+# The minimum number of dropped messages before the buffer shortens its list, which moves the rest.
 COMPACT = 1024
 
 
 class ShardReader:
     """Makes the calls of a `ShardPoller` and handles their failures.
 
-    :param hash_keys: the range of the shard. None: the range is unknown, so the reader keeps
+    :param hash_keys: the range of the shard. If None, the range is unknown, and the reader keeps
         messages of other shards.
     :param trimmed: the reaction if the position is gone. ``stop``: raise an error. ``oldest``:
         continue with the oldest record. ``look``: like ``oldest`` but without logging, for callers
@@ -102,7 +102,7 @@ class ShardReader:
     def backlog(self, oldest: int | None, now: float) -> Backlog:
         """Return the known backlog of the shard at `now`, a Unix time.
 
-        :param oldest: the position of the oldest waiting message that was read.
+        :param oldest: the position of the oldest read message that is waiting.
         """
         # The head is the current time at Kinesis, because its clock dates the messages. A later
         # head would include messages that have not arrived yet.
@@ -146,8 +146,8 @@ class ShardReader:
         elif is_throttling(error):
             self.failure = found
             pause = self.poll.call_throttled(now)
-            # Occasional throttling is harmless. It means that another process, such as a CLI
-            # command, has read the shard.
+            # Occasional throttling is harmless. Usually another process, such as a CLI command, has
+            # read the shard.
             level = logging.WARNING if self.poll.consecutive_errors >= PATIENCE else logging.INFO
             log.log(level, "queue %s: throttled by Kinesis; retrying in %.1f s", self._shard, pause)
         else:

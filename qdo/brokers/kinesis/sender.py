@@ -1,6 +1,6 @@
 """Send to a stream: up to 500 records per call, in order for each key.
 
-PutRecords may store some records of a call and reject earlier ones. So a call contains only one
+PutRecords may store some records of a call and reject earlier records. So a call contains only one
 record per key, and the next record of a key waits until Kinesis has stored the previous record.
 Keys do not wait for each other, and messages without a key do not wait at all. All messages to a
 named shard form a single lane, as in any queue of qdo. If a response is lost, the sender repeats
@@ -50,7 +50,7 @@ class _Ready:
     size: int
 
 
-# The messages that are not stored yet, by lane.
+# The unsent messages by lane.
 _Lanes = OrderedDict[str, deque[_Ready]]
 
 
@@ -58,8 +58,8 @@ class KinesisSender:
     """Sends messages to one stream. Safe to use from several threads.
 
     :param client: a boto3 client without retries.
-    :param record_bytes: a function that returns the maximum size of a record. The sender calls it
-        only for records over 1 MiB.
+    :param record_bytes: a function that returns the maximum size of a record. The sender calls this
+        function only for records over 1 MiB.
     :param stopped: an event that ends the waits between retries.
     """
 
@@ -125,7 +125,7 @@ class KinesisSender:
                 raise error
 
     def _try(self, batch: Sequence[_Ready], stored: list[int | None]) -> QdoError | None:
-        """Send records once; return an error that allows a retry, or None if all were stored."""
+        """Send records once; return an error that allows a retry, or None if Kinesis stored all."""
         entries = [each.entry for each in batch]
         try:
             answer = self._client.put_records(StreamName=self._address.stream, Records=entries)

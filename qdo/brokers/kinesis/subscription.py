@@ -29,7 +29,8 @@ Begin = Callable[[int], ShardReader]
 class KinesisSubscription(Subscription):
     """Gives the messages of one shard to its owner.
 
-    :param begin: a function that returns a reader of the shard after a position. It may make calls.
+    :param begin: a function that returns a reader of the shard after a position, and may make
+        calls.
     :param wake: a function that the greenlet calls when there are new messages to fetch.
     :param ended: a function that the greenlet calls after its last call of Kinesis.
     :param clock: a function that returns the Unix time.
@@ -76,8 +77,8 @@ class KinesisSubscription(Subscription):
 
     def reader(self, after: int) -> KinesisSubscription:
         with self._lock:
-            # `fetched_through` stays. It is valid again when the owner has fetched the whole buffer
-            # again.
+            # Keep `fetched_through`, which is valid again after the owner has fetched the whole
+            # buffer.
             self.end = None
             if not self._buffer.rewind(after):
                 self._restart(after)
@@ -204,9 +205,9 @@ class KinesisSubscription(Subscription):
 
     def _update_tip(self, poll: ShardPoller) -> bool:
         """Advance `fetched_through` at the tip, at most every `TIP_SECONDS`; hold the lock."""
-        # A queue without messages needs a recorded time. Without one, a new owner would begin at
-        # the configured start again, which may mean a later time by then. If the recorded record is
-        # too old, messages would seem to be lost when Kinesis deletes it.
+        # A queue without messages needs a recorded time. Without a recorded time, a new owner would
+        # begin at the configured start again, which may mean a later time by then. When Kinesis
+        # deletes an old record at the recorded position, messages would seem to be lost.
         complete_until = poll.complete_until
         if not poll.tip.reached or complete_until is None or self._buffer.waiting:
             return False

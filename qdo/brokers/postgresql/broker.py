@@ -127,7 +127,7 @@ class PostgresqlCatalog(QueueCatalog):
     def names(self) -> list[str]:
         """Return the names of all queues; read only new names from the server."""
         names = self.names_to_show()
-        hidden = self._fetches.run(self._read_hidden)  # read after the names, or it may lack a name
+        hidden = self._fetches.run(self._read_hidden)  # after the names, so none is missing
         return [name for name in names if name not in hidden]
 
     def names_to_show(self) -> list[str]:
@@ -139,7 +139,7 @@ class PostgresqlCatalog(QueueCatalog):
     def _read_names(self, connection: PostgresqlConnection) -> list[str]:
         count = len(self._known) + self._add_new(connection)
         (total,) = connection.execute(self._sql(_COUNT), (self._tables.app,)).fetchone() or (0,)
-        # Either a queue was deleted, or the server crashed and assigned an earlier transaction id
+        # Either a worker deleted a queue, or a crashed server assigned an earlier transaction id
         # again to a new queue.
         if total != count:
             self._known = set()

@@ -63,7 +63,7 @@ def _connector(url: str) -> Callable[[], Any]:
 
     def open_connection() -> Any:
         connection = session.connect(address)
-        connection.execute("RESET search_path")  # statements of callers name no schema
+        connection.execute("RESET search_path")  # the statements name no schema
         connection.autocommit = False
         return connection
 

@@ -8,7 +8,7 @@ queues, the listener skips the look, which takes as long as fetching the message
 not trust other names, because every role may notify.
 
 Listeners of requests share the connection. A notification of requests or a new connection wakes
-them. Then they look for requests themselves.
+these listeners. Then they look for requests.
 
 Looks compare the ids of transactions. After a crash or a failover, the server may assign ids again
 that a look has already seen. Therefore the listener wakes all queues once after each new connection
@@ -71,8 +71,8 @@ MOVE_MESSAGES = 1000
 MOVE_BYTES = 8 * 1024 * 1024
 # The maximum duration of this transaction. Meanwhile, other messages and a starting worker wait.
 MOVE_SECONDS = 10.0
-# The time between two marks (see `LookBound`), because each mark uses a transaction id. It is also
-# the time between two chores of a worker (see `tidy` in `functions.sql`).
+# The time between two marks (see `LookBound`), because each mark uses a transaction id. Also the
+# time between two chores of a worker (see `tidy` in `functions.sql`).
 MARK_SECONDS = 60.0
 # A value that neither transaction ids nor positions ever reach.
 NOTHING_NEW = 2**62
@@ -141,7 +141,7 @@ class NotificationListener:
     """Waits for notifications and due messages on a thread (a greenlet under gevent).
 
     :param wake: a function that the listener calls with the names of queues with new messages.
-        None: listen only for requests.
+        If None, listen only for requests.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ MAX_FETCHES = 64
 LIST_SECONDS = 60.0
 END = 2**63 - 1
 
-# The largest values that the schema stores, in bytes. If a row was altered to have a larger value,
-# the server does not return the value, because it could exceed the memory of the process. The check
+# The largest values that the schema stores, in bytes. An altered row may have a larger value. The
+# server does not return this value, because it could exceed the memory of the process. The check
 # takes 0.07 us for each row.
 _LIMITS = ("body", MAX_STORED_BODY_BYTES), ("key", 4000), ("headers", 128 * 1024)
 _TOO_LARGE = " OR ".join(f"octet_length({name}) > {most}" for name, most in _LIMITS)

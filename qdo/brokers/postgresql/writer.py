@@ -9,7 +9,7 @@ A transaction of another program may hold the lock of a queue. The thread then r
 that queue for `LOCK_SECONDS`, and makes calls for other queues between two attempts. Once one call
 succeeds, the other waiting calls for the queue follow as a group.
 
-A notification locks the whole database until its transaction is committed. So the thread notifies
+A notification locks the whole database until its transaction commits. So the thread notifies
 in a separate transaction, which writes no data and need not wait for the disk. A busy sender
 notifies only every `NOTIFY_SECONDS`. The notification names the queues of the messages, so
 listeners need not query the server for the names.
@@ -107,7 +107,7 @@ class GroupedWork:
     """The part of one call in a statement for several calls."""
 
     # A function of the connection, the parts of all calls, and the maximum wait for a lock in
-    # milliseconds. It returns the results of the calls.
+    # milliseconds, which returns the results of the calls.
     act: Callable[[PostgresqlConnection, list[Any], int], list[Any]]
     part: Any
     # Parts with the same text do not share a statement; None: no limit.
@@ -150,7 +150,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         act: Callable[[PostgresqlConnection], T],
         size: int = 0,
         queues: frozenset[str] = UNKNOWN,
-        told: frozenset[str] = UNKNOWN,  # messages may be delayed, and queues deleted
+        told: frozenset[str] = UNKNOWN,  # `act` may delay messages, or delete queues
     ) -> T:
         """Run `act` with the connection in autocommit mode, and return its result."""
         result: T = self.call(Change(act, queues, told), size)
@@ -204,7 +204,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
                 continue
             own = self._together([call], ALONE_LOCK_SECONDS)
             self._keep_or_fail(call, own)
-            if own is not None and not _is_of_one(own):  # such as a lost connection
+            if own is not None and not _is_of_one(own):  # for example, the connection is lost
                 for group in _groups(calls[number:]):
                     self._write_together(group)
                 return
@@ -278,7 +278,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
             call.fail(error)
 
     def _keep_held(self, calls: list[GroupedCall[Work]]) -> list[GroupedCall[Work]]:
-        """Keep the calls for queues that are known to be locked; return all other calls."""
+        """Keep the calls for locked queues; return all other calls."""
         locked = frozenset[str]().union(*(held.queues for held in self._held))
         error = self._held[0].error
         others = []
@@ -290,7 +290,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
         return others
 
     def _try_held(self) -> None:
-        """Try the first waiting call. If it does not wait again, try the calls for its queues."""
+        """Try the first waiting call; unless it must wait again, try the calls for its queues."""
         first, *rest = self._held
         same = [held for held in rest if held.queues == first.queues]
         others = [held for held in rest if held.queues != first.queues]
@@ -342,7 +342,7 @@ def notification(queues: Set[str]) -> str:
 
 
 def _groups(calls: list[GroupedCall[Work]]) -> list[list[GroupedCall[Work]]]:
-    """Return groups of calls that one statement can handle, without changes."""
+    """Return groups of calls that share a statement; omit calls of the class `Change`."""
     groups: dict[Any, list[GroupedCall[Work]]] = {}
     alone: Counter[tuple[Any, str]] = Counter()
     for call in calls:

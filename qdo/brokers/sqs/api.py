@@ -95,16 +95,17 @@ class SqsApi:
     ) -> list[Received]:
         """Wait for messages with one long poll.
 
-        :param attempt: a new id. For a FIFO queue, the id of an earlier receive, whose response was
-            lost, returns the same messages again.
-        :param wanted: a function that returns the number of messages to receive, at most 10. The
-            method calls it just before the poll.
+        :param attempt: a new id. If the response of a receive from a FIFO queue is lost, a receive
+            with the same id returns the same messages again.
+        :param wanted: a function, called just before the poll, that returns the number of messages
+            to receive, at most 10.
         :param came: a function of the received messages, called before the method reads bodies from
-            S3. It returns the number of messages to keep; the method releases the others.
+            S3. The result is the number of messages to keep; the method releases the others.
         :param owed: a function that the method calls with the seconds after which SQS shows omitted
-            messages again. To keep the order, it also omits later messages of their groups.
-        :param ended: a function that returns whether the claim has ended. If so, the method
-            releases all messages.
+            messages again. To keep the order, the method also omits later messages of the same
+            groups.
+        :param ended: a function that returns whether the claim has ended. At the end of the claim,
+            the method releases all messages.
         :raises QdoError: the poll failed, or the method could not read any body.
         """
         options: dict[str, Any] = {
@@ -152,7 +153,7 @@ class SqsApi:
             )
 
     def receive_lost(self, queue: str, attempt: str) -> list[str]:
-        """Return the receipts of a receive from a FIFO queue whose response was lost."""
+        """Repeat a receive from a FIFO queue after its response was lost; return the receipts."""
         # If the lost response was empty, SQS treats this call as new, and returns other messages.
         options: dict[str, Any] = {
             "QueueUrl": self._queues.url(queue),
@@ -261,7 +262,7 @@ def _log_rejected(
     # Shorten SQS's error texts, because they contain receipt handles of hundreds of characters.
     reasons: Counter[tuple[int, str, str]] = Counter()
     for at, fault in faults.items():
-        # A done message may be deleted before its extension.
+        # SQS may have deleted a done message before its extension.
         expected = batch[at].done and action != "DeleteMessageBatch"
         level = logging.DEBUG if expected else logging.WARNING
         reason = str(fault.get("Message") or "").replace(batch[at].receipt, "...")

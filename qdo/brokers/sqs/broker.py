@@ -191,8 +191,7 @@ class SqsBroker(AwsBroker):
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         """Store the messages of each queue in the given order; return their ids."""
-        # SQS cannot store either all messages or none. A PartialSendError lists the unsent
-        # messages.
+        # SQS may store only some messages. Then a PartialSendError lists the unsent messages.
         with self._begun_to_send():
             try:
                 return [each.id for each in self._sender.send(messages)]

@@ -12,7 +12,7 @@ body                   plain JSON text, which other producers and consumers unde
 MessageGroupId         FIFO: the key, or `-` without one
 =====================  =====================================================================
 
-A message whose body is in S3 has a pointer, in the formats of AWS's extended clients:
+A message with its body in S3 has a pointer, in the formats of AWS's extended clients:
 
 - The current format has the attribute `ExtendedPayloadSize` and the class
   `software.amazon.payloadoffloading.PayloadS3Pointer` in the body.
@@ -248,13 +248,13 @@ def _plain(body: bytes, headers: str | None) -> str | None:
 
 
 def _safe_json(headers: str, queue: str) -> str:
-    """Return headers in which the characters that SQS rejects are escaped."""
+    """Return headers after escaping the characters that SQS rejects."""
     if is_storable(headers):
         return headers
     try:
         headers.encode()
         return json.dumps(json.loads(headers), ensure_ascii=True)
-    except ValueError as error:  # also for stray surrogates
+    except ValueError as error:  # also raised for stray surrogates
         raise _not_text("headers", queue, headers) from error
 
 
@@ -327,7 +327,7 @@ class _Content(NamedTuple):
 def _content(
     text: str, given: Mapping[str, Mapping[str, Any]], group: str | None, own: bool
 ) -> _Content:
-    if not given:  # the common case
+    if not given:  # most messages have no attributes
         body = text.encode()
         pointer = None
         key = _group_key(group)

@@ -53,7 +53,7 @@ from qdo.system.native import run_parallel
 
 # The time for which a few dead letters stay hidden, unless qdo releases them.
 HIDE_SECONDS = 60
-# The assumed receive rate. The more dead letters, the longer they stay hidden.
+# The assumed receive rate. A larger number of dead letters stays hidden for longer.
 LETTERS_PER_SECOND = 100
 MAX_HIDE_SECONDS = 43_200
 # If dead letters stay hidden for less than this time, an operation receives them again.
@@ -154,7 +154,7 @@ class DeadLetterReceiver:
         while True:
             messages = self._receive(name, url, hide)
             new = [raw for raw in messages if raw["MessageId"] not in seen]
-            if not new:  # the end, or the first messages are visible again
+            if not new:  # all are received, or early messages reappear
                 received.others.extend((url, raw["ReceiptHandle"]) for raw in messages)
                 return
             seen.update(raw["MessageId"] for raw in new)
@@ -207,7 +207,7 @@ class DeadLetterReceiver:
         )
 
     def delete(self, copies: Iterable[Copy]) -> list[tuple[FoundDeadLetter, str | None]]:
-        """Delete dead letters; return each with its error, or None if it was deleted."""
+        """Delete dead letters; return each with an error, or with None if SQS deleted it."""
         by_url: dict[str, list[FoundDeadLetter]] = {}
         for url, each in copies:
             by_url.setdefault(url, []).append(each)
@@ -397,7 +397,7 @@ class SqsDeadLetters(DeadLetterStore):
     def _finish(
         self, batch: ReceivedBatch, tried: Iterable[tuple[list[Copy], Sent | None]]
     ) -> None:
-        """Delete the dead letters that were sent; keep all others in the batch."""
+        """Delete the dead letters that the sender has sent; keep all others in the batch."""
         gone: list[Copy] = []
         for copies, sent in tried:
             if sent is None:

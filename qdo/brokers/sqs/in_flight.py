@@ -10,7 +10,7 @@ done        its job has ended; it must be deleted                           (con
 lost        another owner may have received it                              (received again)
 ==========  ==============================================================  ==================
 
-The classes do no I/O. They take the responses of SQS, and return rows and messages to extend.
+The classes do no I/O, but take SQS's responses, and return rows and messages to extend.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from qdo.brokers.sqs.url import BATCH, HOLD_SECONDS
 
 # If a process holds this approximate number of bytes, its queues receive fewer messages.
 HELD_BYTES = 256 * 1024 * 1024
-# The assumed size of a message before the first receive. It is large, because the first polls of
-# all queues are open at once. If a first poll receives few messages, the queue only needs one more
-# call.
+# The assumed size of a message before the first receive. This size is large, because the first
+# polls of all queues are open at once. If a first poll receives few messages, the queue only needs
+# one more call.
 FIRST_BYTES = 262144.0
 # The longest long poll that SQS allows.
 MOST_WAIT_SECONDS = 20.0
@@ -38,8 +38,8 @@ MOST_WAIT_SECONDS = 20.0
 MOST_UNCONFIRMED = 500
 # The owner extends a message after this share of its visibility timeout.
 _EXTEND_SHARE = 0.5
-# The owner assumes that a response arrives within this share of the visibility timeout. If it
-# arrives later, SQS may reject extensions and deletions of its messages.
+# The owner assumes that a response arrives within this share of the visibility timeout. After a
+# later response, SQS may reject extensions and deletions of the messages.
 _ON_ITS_WAY_SHARE = 0.1
 
 
@@ -75,8 +75,8 @@ class MemoryBudget:
     :ivar typical: the mean message size of the last response with messages, from any queue.
     """
 
-    # Until the budget is used, a queue receives any number of messages. Then it receives only the
-    # rest of its share. All queues have equal shares.
+    # Until the budget is used, a queue receives any number of messages. Then the queue receives
+    # only the rest of its share. All queues have equal shares.
 
     def __init__(self, most: int = HELD_BYTES) -> None:
         self._most = most
@@ -225,7 +225,7 @@ class InFlightMessages:
 
     def in_doubt(self) -> None:
         """Assume that SQS hides messages that this owner does not hold."""
-        # A call whose response was lost, or an earlier owner, may have received messages.
+        # A call with a lost response, or an earlier owner, may have received messages.
         self._proof_from = self._clock() + MOST_WAIT_SECONDS + 2 * self._visibility
 
     def _made(

@@ -191,7 +191,7 @@ class SqsQueues:
             except BOTO_ERRORS as error:
                 if code_of(error) not in _EXISTS:
                     raise
-                made = self._client.get_queue_url(QueueName=name)  # another process was faster
+                made = self._client.get_queue_url(QueueName=name)  # another process has created it
         log.info("queue %s was created in SQS", name)
         return str(made["QueueUrl"])
 
@@ -310,7 +310,7 @@ class SqsQueues:
         return [name for name in names if (self._entry(name).tags or {}).get(tag[0]) == tag[1]]
 
     def _read_tags(self, name: str) -> None:
-        with contextlib.suppress(AwsNotFoundError):  # SQS lists deleted queues for a while
+        with contextlib.suppress(AwsNotFoundError):  # SQS lists deleted queues for some time
             tags = self._call("list_queue_tags", name).get("Tags", {})
             known = self._entry(name)
             known.tags = tags
@@ -329,7 +329,7 @@ class SqsQueues:
         try:
             self._read(name)
         except AwsNotFoundError:
-            pass  # the queue was deleted
+            pass  # an operator deleted the queue
         except AwsError as error:
             self._entry(name).settings_until = self._until()
             self._warn_once(name, f"{error}; its redrive policy is unknown")

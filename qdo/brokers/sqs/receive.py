@@ -120,7 +120,7 @@ class BodyReader:
         owed: Callable[[float], None],
         ended: Callable[[], bool],
     ) -> None:
-        """Hide messages repeatedly until this greenlet is killed."""
+        """Hide messages repeatedly, until the reader kills this greenlet."""
         # Without this, another owner could receive the messages while this owner reads bodies, and
         # their jobs would end at the first extension. When the claim ends, the greenlet releases
         # the messages and clears `messages`, because the next owner must not wait for a slow body.
@@ -182,9 +182,10 @@ def _stop_if_unreachable(faults: Sequence[QdoError]) -> None:
 class ReceiveAttemptId:
     """The ReceiveRequestAttemptIds of one queue."""
 
-    # SQS may have executed a receive whose response was lost, and may have locked message groups
-    # for it. With the same id, SQS returns the same messages at once. With a new id, SQS returns
-    # them only after their visibility timeout. A repeated receive must keep all its parameters.
+    # If the response of a receive is lost, SQS may still have locked message groups for the
+    # receive. With the same id, SQS returns the same messages at once. With a new id, SQS returns
+    # these messages only after their visibility timeout. A repeated receive must keep all its
+    # parameters.
 
     def __init__(self) -> None:
         self._id = ""
@@ -225,7 +226,7 @@ class OpenPoll:
         self._places: list[int] = []
 
     def opened(self, attempt: str | None) -> None:
-        """Record that a poll begins. None: record that the owner has stored its response."""
+        """Record that a poll begins, or, for None, that the owner has stored the response."""
         self._record(() if attempt is None else (OPEN_POLL + attempt,))
 
     def answered(self, receipts: Iterable[str]) -> None:

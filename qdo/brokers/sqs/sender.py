@@ -224,7 +224,7 @@ class SqsSender:
             fault = translation(error, self._address.place, "queue", name)
             if is_transient(error):
                 return entries, fault
-            if is_not_found(error):  # deleted after the sender read its URL
+            if is_not_found(error):  # the queue was deleted after the sender read its URL
                 self._queues.forget(name)
                 if self._address.create != "none":
                     return entries, fault

@@ -207,7 +207,7 @@ class Poller:
         return most
 
     def _came(self, messages: Sequence[Received]) -> int:
-        """Return the number of messages to keep, before their bodies are read from S3."""
+        """Return the number of messages to keep, before the API reads bodies from S3."""
         # Keep at least one message unless the claim has ended, because messages may be larger than
         # expected.
         if self._closed:
@@ -399,7 +399,7 @@ class SqsSubscription(Subscription):
             self.on_confirmed()
 
     def received(self, messages: Sequence[Received], asked_at: float) -> int | None:
-        """Store the messages of a poll; return the number of new ones, None if none is kept."""
+        """Store polled messages; return the number of new messages, None if all are released."""
         taken = self._holding.take(messages, asked_at)
         self._holding.poll.opened(None)
         if taken.again:
@@ -424,9 +424,9 @@ class SqsSubscription(Subscription):
 
     def _keep_what_runs(self, due: Sequence[InFlightMessage]) -> list[InFlightMessage]:
         """Return the due messages to hold while jobs may not start; release all others."""
-        # The queue is blocked, or another worker may own it and must be able to receive the
-        # messages. Release all messages whose jobs do not run, because a held message would run
-        # before released ones.
+        # The queue is blocked, or another worker may own the queue and must be able to receive the
+        # messages. Release all messages without running jobs, because a held message would run
+        # before released messages.
         running = self.in_flight()
         undone = self._holding.undone()
         self._release([held for held in undone if held.position not in running])

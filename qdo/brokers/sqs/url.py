@@ -41,7 +41,8 @@ class SqsAddress:
     # The full SQS name of qdo's dead-letter queue for standard queues.
     dead_letters: str
     endpoint: str | None = None
-    # The key and value of a tag; workers process only queues with this tag. None: all queues.
+    # The key and value of a tag; workers process only queues with this tag. If None, workers
+    # process all queues.
     tag: tuple[str, str] | None = None
     # The visibility timeout: the time for which a receive or an extension hides a message.
     visibility_seconds: int = 60

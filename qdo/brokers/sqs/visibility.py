@@ -15,9 +15,9 @@ from qdo.brokers.sqs.in_flight import InFlightMessage, InFlightMessages
 from qdo.brokers.sqs.url import BATCH
 from qdo.system.clock import clock as boot_clock
 
-# The delays after failed extensions. They are short, because the visibility timeout is running.
+# The delays after failed extensions; short, because the visibility timeout continues.
 EXTEND_BACKOFF = Backoff(0.2, 2.0)
-# The maximum number of attempts to release a message. It becomes visible after its timeout anyway.
+# The maximum number of attempts to release a message, which appears after its timeout anyway.
 TRIES = 4
 # The maximum time for which a done message waits for others, to delete them in one call.
 LINGER_SECONDS = 0.5

@@ -86,7 +86,7 @@ class Acquisition:
         clock: Callable[[], float],
         lease: Lease,
     ) -> None:
-        # The slots of queues whose nodes had no owner when this worker read them.
+        # The slots of queues that had no owner when this worker read their nodes.
         self.free: dict[str, OwnedQueue] = {}
         self.deletions = Deletions(layout.queues, machine)
         self._layout = layout
@@ -214,7 +214,7 @@ class Acquisition:
         self._watch(slot)
 
     def _watch(self, slot: OwnedQueue) -> None:
-        """Read a queue's node again when it changes; the watch needs no right to read it."""
+        """Watch a queue node, and read it again after a change; a watch needs no right to read."""
 
         def armed(answer: m.Response) -> None:
             # The version of a refused node is unknown, but the worker reads the node again later.
@@ -256,7 +256,7 @@ class Acquisition:
                 if slot.state is QueueState.READING:
                     self.offer(slot)
                 else:
-                    self.read(slot)  # the owner may have written it since
+                    self.read(slot)  # the owner may have written it meanwhile
         elif isinstance(answer, m.NodeRead):
             listed = frozenset(WorkerNode.parse(answer.data).queues)
             for slot in current:
@@ -275,7 +275,7 @@ class Acquisition:
         self._waiting.setdefault(owner, {})[slot.queue] = slot
 
     def _unlisted(self, slot: OwnedQueue, owner: str) -> None:
-        """Handle a queue whose node names a live owner, if the owner does not list the queue."""
+        """Handle a queue node that names a live owner, if the owner does not list the queue."""
         # Usually the owner has released the queue since the read, so read the queue node again.
         if slot.unlisted != slot.version:
             slot.unlisted = slot.version
@@ -329,7 +329,7 @@ class Acquisition:
 
 
 def faults(slots: Mapping[str, OwnedQueue]) -> dict[str, str]:
-    """Return the faults of unprocessed queues, except those that the queue node shows."""
+    """Return the faults of unprocessed queues by name; omit faults that the queue node shows."""
     return {
         slot.queue: slot.fault
         for slot in slots.values()

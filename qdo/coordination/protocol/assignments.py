@@ -1,4 +1,4 @@
-"""The assignments: the leader writes them according to a plan, and each worker reads its own.
+"""The assignments of workers: the leader writes all assignments, and each worker reads its own.
 
 The leader watches each assignment for changes by other programs. Without the watches, a worker
 would release the removed queues, and no worker would take them until the leader reads all nodes

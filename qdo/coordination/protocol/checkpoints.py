@@ -46,7 +46,7 @@ class CheckpointTotals:
 
 
 class Checkpoints:
-    """Records the progress of queues; `recovery` reads nodes again whose state is unknown."""
+    """Records the progress of queues; `recovery` reads nodes in an unknown state again."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Checkpoints:
         chosen = self._choose(room)
         for batch in self._batches(chosen):
             self._send(batch, now)
-        # A queue with an open request is not chosen. Its progress follows after the answer.
+        # The choice omits queues with an open request. Their progress follows after the answer.
         self._hurried = self._hurried and bool(self._dirty)
         # If the coordinator is slow, use a longer interval, so that no transaction is in flight
         # half of the time.

@@ -31,10 +31,10 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.queue_node import NEW, FailureRecord, OutOfOrderProgress, QueueNode
 from qdo.positions import TIME_POSITIONS, Positions
 
-# The reasons for the end of a claim: the leader assigned the queue to another worker; the worker
-# stops; the queue was deleted or finished; the worker cannot read or write the queue node;
-# acknowledged writes of the node have vanished; the node does not name the worker; the session has
-# ended.
+# The reasons for the end of a claim. Rebalanced: the leader assigned the queue to another worker.
+# Drained: the worker stops. Deleted: the queue is deleted or finished. Refused: the worker cannot
+# read or write the queue node. Undone: acknowledged writes of the node have vanished. Lost: the
+# node does not name the worker. Session: the session has ended.
 ENDINGS = REBALANCED, DRAINED, DELETED, REFUSED, UNDONE, LOST, SESSION = (
     "rebalanced",
     "drained",
@@ -69,8 +69,8 @@ class Claim:
     queue: str
     # The number of the claim. Every later claim of the queue, by any worker, has a higher number.
     fence: int
-    # The position up to which all messages are done. It starts at the recorded `last`, and the
-    # engine advances it after each message.
+    # The position up to which all messages are done, at first the recorded `last`. The engine
+    # advances this position after each message.
     done: int
     # The lease of the registration that made the claim. A later registration has another lease.
     lease: Lease
@@ -85,11 +85,11 @@ class Claim:
     unconfirmed: tuple[str, ...] = ()
     # A function that updates these fields before a checkpoint; None if they are always up to date.
     refresh: Callable[[], None] | None = None
-    # The former claim, whose progress this claim takes over when it begins; see `take_over`.
+    # The former claim. This claim takes over its progress when it begins; see `take_over`.
     before: Claim | None = None
     # Whether messages may start while the lease is valid; see `paused`.
     open: bool = True
-    # Whether the claim is closed only because its queue is paused. The end of the pause reopens it.
+    # Whether a pause of the queue has closed the claim. The end of the pause reopens the claim.
     paused: bool = False
     # The reason why the owner gives up the queue, from `ENDINGS`; "" while the owner keeps the
     # queue.
@@ -172,7 +172,7 @@ class Claim:
         """Set the failure record of the first message after `done`."""
         # The former owner may have died at a later message. Keep the record of the later message.
         # Otherwise a failing message would always replace the record of a later message that kills
-        # the process, and hide its attempts forever.
+        # the process, and the attempts of that message would never count.
         later = self.failure
         if later is not None and later.position > failure.position and self.positions.stable:
             above = self.out_of_order or OutOfOrderProgress()
@@ -204,7 +204,7 @@ class OwnedQueue:
     # Whether an operator changed the node during the release without moving the queue back. The
     # worker then records the claim's progress, and keeps all other values of the node.
     decided: bool = False
-    # The worker whose release a waiting slot awaits.
+    # The worker that must release the queue of a waiting slot.
     owner: str = ""
     # The reason why the worker cannot process the assigned queue; "" if it can.
     fault: str = ""
@@ -303,7 +303,7 @@ class ClaimListener(Protocol):
     def decided(self, claim: Claim, decisions: Mapping[int, FailureRecord | None]) -> bool:
         """End the attempts of messages that an operator skips or makes dead letters.
 
-        Return whether the decisions apply under this claim. If not, a call of `repositioned`
+        Return whether the decisions apply under this claim; otherwise, a call of `repositioned`
         follows.
         """
 
@@ -311,4 +311,4 @@ class ClaimListener(Protocol):
         """Continue with `new` after the message in flight, because an operator moved `last`."""
 
     def expired(self) -> None:
-        """Register again. This registration has ended and has reported every claim as lost."""
+        """Register again, because this registration has ended and reported every claim as lost."""

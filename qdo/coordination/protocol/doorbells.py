@@ -30,8 +30,8 @@ class DoorbellWatches(Machine):
     def __init__(self, layout: Layout, on_notified: Callable[[str], None]) -> None:
         super().__init__()
         self._layout = layout
-        # A function that the loop calls with a notified queue, whose watch has ended. It must
-        # return at once.
+        # A function that the loop calls with a notified queue after its watch has ended. The
+        # function must return at once.
         self._on_notified = on_notified
         self._seen: dict[str, int] = {}
         self._watched: set[str] = set()

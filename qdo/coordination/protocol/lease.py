@@ -2,9 +2,9 @@
 
 A session keeps its queues while the coordinator counts the session as alive. When the coordinator
 has ended the session, other workers may own the queues. So a worker starts a message only while its
-session certainly exists. That is the case until 0.95 T after the latest proven contact: a moment
-after which the leader of the servers certainly heard of the session. T is the negotiated session
-timeout.
+session certainly exists. The session exists until at least 0.95 T after the latest proven contact,
+where T is the negotiated session timeout. A proven contact is a moment after which the leader of
+the servers certainly heard of the session.
 
 An acknowledged transaction alone does not prove a contact. A follower forwards a transaction at
 once, but reports its active sessions to the leader only with its pings, every half tick. Suppose
@@ -121,4 +121,4 @@ class Renewal(m.Machine):
 
     def _answered(self, answer: m.Response) -> None:
         if isinstance(answer, m.Rejected) and answer.fault is not m.CommitError.BAD_VERSION:
-            self._on_gone()  # treat a protected node as gone
+            self._on_gone()  # treat an unreadable node as gone

@@ -2,8 +2,8 @@
 
 A machine appends each request to its outbox, with a function that takes the answer. A driver
 (`machine_loop.py` on a real client, a simulation in the tests) performs the requests in the order
-of the outbox within one session. It calls the functions with their answers, one at a time and never
-from inside the machine. Answers come in the order of the requests.
+of the outbox within one session. The driver calls the functions with the answers, one at a time and
+never from inside the machine. Answers come in the order of the requests.
 
 After the driver has passed on all pending events, it calls `flush`, in which machines send their
 collected requests. Then the driver empties the outboxes. When the connection is lost, the driver
@@ -26,9 +26,9 @@ any            `NoResponse`: the connection was lost first; it may have taken ef
 =============  ======================================================================
 
 A request with ``watch=True`` also arms a one-shot watch, whether or not the node exists. When the
-watch fires, the driver calls `Machine.changed(path)` of the machine that armed the watch. It always
-passes on the answer to the request first. A lost connection drops all watches without a call.
-Machines read and arm watches again in `connected`.
+watch fires, the driver calls `Machine.changed(path)` of the machine that armed the watch. The
+driver always passes on the answer to the request first. A lost connection drops all watches without
+a call. Machines read and arm watches again in `connected`.
 
 `WatchTree` arms a permanent watch on a node and all nodes below it. The driver passes on its events
 in the order of the changes. An event precedes the answer to any request that the coordinator
@@ -130,7 +130,7 @@ Op: TypeAlias = CheckOp | SetOp | CreateOp | DeleteOp
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One transaction: all operations or none."""
+    """Perform all operations in one transaction, or none of them."""
 
     ops: tuple[Op, ...]
 
@@ -139,7 +139,7 @@ CoordinatorRequest: TypeAlias = Get | Stat | Children | Create | Commit | WatchT
 
 
 class CommitError(Enum):
-    """The reason why the coordinator rejected an operation."""
+    """Why an operation was rejected."""
 
     BAD_VERSION = "the node has another version"
     NO_NODE = "the node does not exist"
@@ -149,7 +149,7 @@ class CommitError(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRead:
-    """A node that was read."""
+    """The data and state of a node."""
 
     data: bytes
     version: int
@@ -225,7 +225,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class NoResponse:
-    """The connection was lost before the answer; the request may have taken effect."""
+    """The connection ended before the answer arrived; the request may have taken effect."""
 
 
 Response: TypeAlias = (
@@ -253,13 +253,13 @@ class Machine:
         self.outbox.append((request, then))
 
     def connected(self) -> None:
-        """Handle that the session has connected or reconnected, and that all watches are lost."""
+        """Handle a new connection of the session, which has no watches."""
 
     def suspended(self) -> None:
         """Handle the loss of the connection; the session may still be alive."""
 
     def changed(self, path: str) -> None:
-        """Handle that a watch on `path` has fired, and so is no longer armed."""
+        """Handle the event of a watch on `path`; the watch is no longer armed."""
 
     def tick(self) -> None: ...
 

@@ -90,7 +90,7 @@ class OwnedQueues:
         self._acquisition.read(slot)
 
     def drop_unwanted(self, slot: OwnedQueue) -> None:
-        """Forget a queue that is not assigned, not owned and not being claimed."""
+        """Forget a queue that is not assigned, unless the worker owns or claims the queue."""
         claiming = slot.claim is not None or slot.state is QueueState.CLAIMING
         if not claiming and not self._wanted(slot.queue):
             self._forget(slot)
@@ -103,7 +103,7 @@ class OwnedQueues:
     # --- claims -----------------------------------------------------------------------
 
     def claimed(self, slot: OwnedQueue, node: QueueNode, version: int, fence: int) -> None:
-        """Start from the `last` that was read with the version which the claim compared."""
+        """Start from the `last` in the version of the node that the claim compared."""
         former = slot.node.owner
         slot.node = node
         slot.version = version
@@ -201,7 +201,7 @@ class OwnedQueues:
             self.lost(slot, reason)
 
     def undone(self, slot: OwnedQueue, version: int) -> None:
-        """Release a queue whose node has an older version than its last acknowledged write."""
+        """Release a queue if its node has an older version than the last acknowledged write."""
         log.error(
             "%s: queue %s is released: version %d of its node was acknowledged, and now it has "
             "version %d: another program has replaced the node, or the servers have lost "
@@ -219,7 +219,7 @@ class OwnedQueues:
     def lost(
         self, slot: OwnedQueue, reason: str = "its node does not name this worker as owner"
     ) -> None:
-        """Drop a queue whose node does not name this worker as owner, or is unwritable."""
+        """Drop a queue if its node does not name this worker as owner, or is unwritable."""
         log.warning(
             "%s: lost queue %s: %s; the next owner resumes after the recorded `last`",
             self._name,
@@ -275,7 +275,7 @@ class Recovery:
         self._slots = queues.slots
         self._own_node = own_node
         self._positions = positions
-        # A function of a queue whose progress `Checkpoints` must record again.
+        # A function that marks a queue, so that `Checkpoints` records its progress again.
         self._mark = mark
 
     # --- queue nodes of owned queues --------------------------------------------------
@@ -315,7 +315,7 @@ class Recovery:
             self._adopt(slot, node, answer.version)
 
     def refused(self, slot: OwnedQueue, reason: str) -> None:
-        """Give up an owned queue whose node is unreadable or unwritable."""
+        """Give up an owned queue because its node is unreadable or unwritable."""
         slot.again = False
         self._queues.refused(slot, reason)
 
@@ -356,7 +356,7 @@ class Recovery:
     # --- transactions without an answer -----------------------------------------------
 
     def doubt(self, slots: list[OwnedQueue]) -> None:
-        """Record that a transaction of these queues is unanswered."""
+        """Record that a transaction of these queues has no answer."""
         for slot in slots:
             if self._slots.get(slot.queue) is slot:
                 self.doubtful[slot.queue] = slot
@@ -378,7 +378,7 @@ class Recovery:
         self._machine.ask(m.Get(path), lambda answer: self._outcome(slot, answer))
 
     def _outcome(self, slot: OwnedQueue, answer: m.Response) -> None:
-        """Adopt a queue whose node names this worker, before the worker starts a message of it."""
+        """Adopt a queue if its node names this worker, before the worker starts any message."""
         if isinstance(answer, m.NoResponse):
             self.doubt([slot])
             return

@@ -5,17 +5,18 @@ node's version and rewrites the claimer's own ephemeral node. So even a stale pl
 queue a second owner. The rules, with their numbers in `docs/design`:
 
 2. To release queues, finish each message in flight, and wait for the open transaction of its queue.
-Then send one transaction. It writes the final `last` and no owner into the queue nodes, and removes
-the queues from the own node. Releases have no other conditions.
+Then send one transaction that writes the final `last` and no owner into the queue nodes, and
+removes the queues from the own node. Releases have no other conditions.
 3. To claim queues, read the queue node and then, later in the same session, the owner's worker
-node. If there is no owner, or its node is gone, send one transaction for the batch. (Numbers are
-never reused, so a node that is gone stays gone.) If the owner lives and still lists the queue, the
-same read watches the owner's node. When the owner's node changes, read the queue again.
+node. If the queue has no owner, or the owner's node is gone, send one transaction for the batch.
+(The coordinator never reuses numbers, so a node that is gone stays gone.) If the owner lives and
+still lists the queue, the same read watches the owner's node. When the owner's node changes, read
+the queue again.
 4.  Claims and releases are serial. Each queue has at most one open transaction of any kind.
 5. After an unanswered transaction, send a barrier: write the own node with the value just read.
 After the barrier, no late request can take effect, and no lagging server can return old data. Then
 read the affected queues again, and adopt each queue that names this worker.
-6.  Processing starts from the `last` that was read with the version which the claim compared.
+6.  Processing starts from the `last` in the version of the node that the claim compared.
 10. A worker notices a seek from a rejected write, or from the ``reread`` list in its own node.
 """
 
@@ -186,7 +187,7 @@ class Ownership(m.Machine):
         for slot in self.slots.values():
             certain = slot.claim is not None and slot.queue not in self._recovery.doubtful
             if certain and slot.queue not in self._own_node.listed:
-                self._own_node.listed[slot.queue] = None  # another program removed it
+                self._own_node.listed[slot.queue] = None  # another program removed the queue
                 self._own_node.rewrite = True
         self._recovery.resolve()
 
@@ -276,7 +277,7 @@ class Ownership(m.Machine):
     def _fitting(
         self, slots: list[OwnedQueue], node_of: Callable[[OwnedQueue], QueueNode]
     ) -> list[OwnedQueue]:
-        """Return the first slots whose nodes fit into one transaction with the own node."""
+        """Return the first slots with nodes that fit into one transaction with the own node."""
         room = MAX_TRANSACTION_BYTES - MAX_VALUE_BYTES
         for count, slot in enumerate(slots):
             room -= len(self._layout.queue(slot.queue)) + len(node_of(slot).encode()) + OP_BYTES
@@ -304,7 +305,7 @@ class Ownership(m.Machine):
             slot.busy = True
             del self._acquisition.free[slot.queue]
         if not self._acquisition.free:
-            self._acquisition.free.clear()  # releases memory: a dict never shrinks by itself
+            self._acquisition.free.clear()  # releases memory; dicts never shrink by themselves
         self._own_node.commit(
             ops,
             value,

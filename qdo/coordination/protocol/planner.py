@@ -18,7 +18,7 @@ group's workers, as `plan` does.
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
 matchings for bipartite graphs and load balancing, 2006). The planner passes queues from group to
-group as long as a worker has at least two more queues than a worker that can get one of them.
+group. It stops when no worker has at least two more queues than a worker that can get one of them.
 According to their theorem, the result minimizes the sum of the squared loads, the largest load and
 every other convex measure. In the flow network of classes and groups, the plan is a flow of least
 convex cost. The flow begins with the present distribution and grows along shortest paths. A queue
@@ -237,7 +237,7 @@ class _Flow:
         return sorted(range(len(self.sizes)), key=lambda group: (-self._most(group), group))
 
     def _improve(self, source: int, gap: int, below: int) -> bool:
-        """Pass queues to a group with at least `gap` less load; return False if there is none."""
+        """Pass queues to a group with at least `gap` less load; False without such a group."""
         costs, came_from = self._paths(source)
         most = self._most(source)
         found = [

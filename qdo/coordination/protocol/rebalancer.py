@@ -5,9 +5,9 @@ because workers take queues only by compare-and-swap. Every transaction of the r
 leader's fence.
 
 When a worker is gone or new queues appear, the rebalancer plans at once. When a worker has joined,
-it waits a moment, to avoid a plan for each worker while a fleet starts. It reads all nodes again
-and plans after its election, after every reconnection, and once a minute in case it missed an
-event.
+the rebalancer waits a moment, to avoid a plan for each worker while a fleet starts. After its
+election, after every reconnection, and once a minute, the rebalancer reads all nodes again and
+plans.
 
 The leader creates missing queue nodes. Workers must notice the deletion of queue nodes. The
 versions of a recreated node start at 0, so a late claim could find the same version as in the
@@ -122,7 +122,7 @@ class QueueNodes:
         for name in names:
             self._creating.pop(name, None)
         if not self._creating:
-            self._creating = {}  # releases memory: a dict never shrinks by itself
+            self._creating = {}  # releases memory; dicts never shrink by themselves
 
 
 class Rebalancer(m.Machine):

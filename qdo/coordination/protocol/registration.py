@@ -2,9 +2,9 @@
 
 If the reply to the creation is lost, the node may or may not exist. Then the machine commits a
 barrier transaction. After the barrier, no late request can take effect, and no lagging server can
-return old data. The machine lists the nodes, and adopts the node whose `ephemeralOwner` is its
-session. If there is no such node, the machine creates a node again. Workers, candidates and
-components use this machine.
+return old data. The machine lists the nodes, and adopts a node with its session as
+`ephemeralOwner`. Otherwise, the machine creates a node again. Workers, candidates and components
+use this machine.
 """
 
 from __future__ import annotations

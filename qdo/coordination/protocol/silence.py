@@ -1,9 +1,9 @@
 """Detect a coordinator that accepts requests but does not answer.
 
-A stopped server, or a host without power, closes no connection. kazoo notices a missing answer to
-its ping only while the client sends no other requests, but a worker renews its lease all the time.
-So the driver asks this detector when to give up the connection. Then another server can answer
-within the lease, and no message has to wait.
+A stopped server, or a host without power, closes no connection. If the client sends other requests,
+kazoo does not notice a missing answer to its ping. But a worker renews its lease all the time. So
+the driver asks this detector when to give up the connection. Then another server can answer within
+the lease, and no message has to wait.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class WorkerNodeWriter:
         self._on_reread = on_reread
         self._version = 0
         self._written_at = 0
-        # Whether a write is unanswered. If so, the next connection begins with a barrier.
+        # Whether a write is unanswered, so that the next connection begins with a barrier.
         self.in_doubt = False
         # Whether writes must wait, because a write or a read of the version is in flight.
         self._closed = False

@@ -26,7 +26,7 @@ from qdo.text import join_some, pluralize
 
 log = logging.getLogger(__name__)
 JUDGE_SECONDS = 2.0
-# If a worker claims none of its queues for this time, it gets no queues for `ASIDE_SECONDS`.
+# A worker that claims none of its queues for this time gets no queues for `ASIDE_SECONDS`.
 IDLE_SECONDS = 10.0
 ASIDE_SECONDS = 300.0
 NAMES_SHOWN = 20
@@ -138,7 +138,7 @@ class WorkerRoll:
         return claiming or able
 
     def judge(self, share_of: Callable[[str], Collection[str]]) -> dict[str, str]:
-        """Return workers that have claimed none of their queues for long, each with one queue."""
+        """Return workers that have not claimed any queue for some time, each with one queue."""
         now = self._clock()
         if now < self.judge_at:
             return {}

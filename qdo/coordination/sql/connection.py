@@ -163,7 +163,7 @@ class StoreConnection(ConnectionHandler):
         return result
 
     def command(self, word: bytes) -> str:
-        """Return the answer to a four-letter command; "" if it is not supported."""
+        """Return the answer to a four-letter command; "" for an unsupported command."""
         return _COMMANDS.get(word, "")
 
     # --- connecting -------------------------------------------------------------------
@@ -206,7 +206,7 @@ class StoreConnection(ConnectionHandler):
             retry.reset()
             self.logger.warning("Session has expired")
             client._session_callback(KeeperState.EXPIRED_SESSION)
-        except Exception as error:  # after an error, the thread would end and never reconnect
+        except Exception as error:  # an error would end the thread, which reconnects
             self.last_fault = repr(error)
             log.exception("%s: an unexpected error; connecting again", self.server)
             if client._state != KeeperState.CONNECTING:

@@ -151,8 +151,9 @@ SELECT parent, name, {_COLUMNS} FROM {{schema}}.znodes WHERE owner = %s AND owne
 _SESSIONS = f"""
 SELECT id, password, {_TIMEOUT}, generation, 0, age, beats FROM {{schema}}.sessions
 """
-# A session that represents all workers whose claims may be among the lost commits. New sessions
-# wait for its end. Its `beats` are the milliseconds for which it has certainly been silent.
+# A session that represents all workers with claims in lost commits. New sessions wait for the end
+# of this session. Its `beats` are the milliseconds for which the workers have certainly been
+# silent.
 _GUARD = f"""
 INSERT INTO {{schema}}.sessions (id, password, timeout, generation, age)
 SELECT -1, '', {_GRANTED % "coalesce(max(timeout), %s)"}, 1, %s FROM {{schema}}.sessions
@@ -350,7 +351,7 @@ class PostgresqlStore:
             parts.append(self._filled(_CHANGE, (zxid, "[]")))
             parts.append(self._filled(_GUARD, (self._timeout_milliseconds, server)))
         with self._guarded():
-            self._run(*parts)  # at once, because the same transaction reads the values
+            self._run(*parts)  # write at once, because this transaction reads it
         return zxid
 
     def _write(self, statement: str, values: Any = None) -> None:

@@ -140,7 +140,7 @@ class StoreSession:
         :raises SessionExpiredError: the session is gone, or the password is wrong.
         """
         if former is not None and (former.id, former.age) == (session, self.store.age):
-            self._beating = former  # keeps it alive while this call waits for the lock
+            self._beating = former  # beats while this call waits for the lock
             self._beat()
         if not session:
             self._outlast(timeout_seconds)

@@ -11,8 +11,8 @@ from qdo.coordination.sql.tree import Event, TreeNode
 from qdo.errors import DatabaseFullError
 
 Operations = Collection[Any]
-# The errors if the database's disk is full, or the database refuses a value. They undo the
-# transaction, but other transactions may succeed.
+# The errors if the database's disk is full, or the database refuses a value. Such an error undoes
+# the transaction, but other transactions may succeed.
 UNDONE = (DatabaseFullError, PostgresqlFullError, PostgresqlRefusedError)
 MIN_TIMEOUT_SECONDS = 0.2
 MAX_TIMEOUT_SECONDS = 600.0
@@ -34,8 +34,8 @@ class StoredState:
     sessions: int
     # The generation of the own session; None if the session has ended.
     generation: int | None
-    # The Unix time in milliseconds by the clock of the store. It dates changes, so all node times
-    # come from one clock, and reveal processes with a wrong clock.
+    # The Unix time in milliseconds by the clock of the store. This time dates changes, so all node
+    # times come from one clock, and reveal processes with a wrong clock.
     now: int
 
 
@@ -98,7 +98,7 @@ class Store(Protocol):
         """Make the transaction visible; it need not be durable without a call of `save`."""
 
     def rollback(self) -> None:
-        """Undo the transaction; do nothing if there is none, for example after `commit`."""
+        """Undo the transaction; do nothing if no transaction is open, such as after `commit`."""
 
     def announce(self) -> None:
         """Wake other connections after a commit; return when the commit is durable."""

@@ -1,8 +1,8 @@
 """The rules of ZooKeeper's operations on a tree of znodes and their rights, without I/O.
 
-A `Tree` represents one transaction on the database. It reads nodes through a `NodeSource`, keeps
-the changes of operations, and answers like a ZooKeeper server. It also raises the same errors, in
-the same order of precedence. Each operation is atomic and gets a separate zxid.
+A `Tree` represents one transaction on the database. A tree reads nodes through a `NodeSource`,
+keeps the changes of operations, and answers like a ZooKeeper server. The errors and their order of
+precedence are also the same. Each operation is atomic and gets a separate zxid.
 """
 
 from __future__ import annotations
@@ -443,8 +443,8 @@ class Tree:
 def paths_of(operations: Iterable[Any]) -> tuple[set[str], set[str]]:
     """Return the paths of nodes that operations read or change, and of nodes to list.
 
-    The paths are a hint for a source that reads many nodes at once. They exclude sequential nodes
-    to create, because their names are not known yet.
+    The paths are a hint for a source that reads many nodes at once. The result excludes new
+    sequential nodes, because their names are not known yet.
     """
     nodes: set[str] = set()
     listed: set[str] = set()

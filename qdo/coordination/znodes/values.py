@@ -16,7 +16,7 @@ from qdo.encoding import is_deeper
 # The largest value that qdo sends. ZooKeeper drops the connection after an oversize request.
 MAX_VALUE_BYTES = 512 * 1024
 MAX_TRANSACTION_BYTES = 768 * 1024
-# The largest value of a queue node. It fits into a transaction together with any worker node.
+# The largest value of a queue node, which fits into a transaction together with any worker node.
 MAX_QUEUE_BYTES = 240 * 1024
 # The deepest nesting of a value. ujson writes at most 1,024 levels, but some versions of Python's
 # own parser read more.

@@ -29,7 +29,7 @@ class WorkerNode:
     """The value of a worker node: the worker's queues, and facts about the worker."""
 
     queues: tuple[str, ...] = ()
-    # The queues whose nodes the worker must read again, because an operator changed them.
+    # The queues that an operator has changed. The worker must read their nodes again.
     reread: tuple[str, ...] = ()
     # Whether the worker releases its queues and takes no new queues.
     draining: bool = False

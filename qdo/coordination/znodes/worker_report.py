@@ -47,7 +47,7 @@ class LastHour:
 
     # The newest minute, as Unix time in minutes by the worker's clock.
     minute: int
-    # The attempts whose job returned.
+    # The numbers of attempts with a job that returned.
     done: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
     dead_lettered: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ class WorkerReport:
     jobs: tuple[str, ...] = ()
     # The number of the worker's queues that wait for a free slot.
     ready: int | None = None
-    # The limits whose permits the queues of a job await, by glob of the job.
+    # The limits for which the queues of a job await permits, by glob of the job.
     waits: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # The reasons why limits grant no permits, by limit.
     unusable: dict[str, str] = field(default_factory=dict)
@@ -164,8 +164,8 @@ def _read(read: Reader, value: Any) -> Any:
 
 def _reader(kind: Any) -> Reader:
     """Return a function that reads a JSON value of a type, or raises ValueError."""
-    # The functions omit items of a wrong type from lists and objects. qdo makes them once, so
-    # parsing a report with 20 long runs takes 0.15 ms instead of 0.5 ms.
+    # The functions omit items of a wrong type from lists and objects. Making the functions only
+    # once reduces the time to parse a report with 20 long runs from 0.5 ms to 0.15 ms.
     arguments = get_args(kind)
     if kind is Any:
         return lambda value: value
