@@ -1,4 +1,4 @@
-"""Encrypted bodies: AES-256-GCM with the keys of the key ring.
+"""Encrypt and decrypt bodies by AES-256-GCM with the keys of the key ring.
 
 =====================  ==================================================================
 part of a body         content
@@ -10,12 +10,12 @@ the rest               ciphertext of the content type of bytes (2 bytes of lengt
                        none for JSON) and the body, and a tag of 16 bytes
 =====================  ==================================================================
 
-The tag also covers the place of the body: app and queue, or the stream of Kinesis. So a body cannot
-be decrypted in another queue or for another app. The tag does not cover the message's id, because
-brokers choose it after the encryption of the body.
+The tag also covers the place of the body: app and queue, or the stream of Kinesis. So no process
+can decrypt the body in another queue or for another app. The tag does not cover the message's id,
+because brokers choose the id after the encryption of the body.
 
-JSON never begins with ``q``, and the content type of bytes is within the ciphertext. So no body in
-clear looks like an encrypted body.
+JSON never begins with ``q``, and the ciphertext contains the content type of bytes. So no plaintext
+body looks like an encrypted body.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _CONTEXT = b"qdo body\0"
 
 
 class BodyVault:
-    """Encrypts and decrypts the bodies of one app. Safe to use from several threads.
+    """Encrypts and decrypts the bodies of one app. This class is thread-safe.
 
-    :param place: returns the place to which the bodies of a queue are bound.
-    :param required: whether to refuse bodies in clear.
+    :param place: returns the place to which the vault binds the bodies of a queue.
+    :param required: whether to refuse plaintext bodies.
     """
 
     def __init__(self, ring: KeyRing, place: Callable[[str], str], required: bool = False) -> None:
@@ -62,11 +62,11 @@ class BodyVault:
         return b"".join((SEALED, key.id.encode(), b".", nonce, sealed)), headers
 
     def open(self, queue: str, body: bytes, headers: str | None) -> tuple[bytes, str | None]:
-        """Return a decrypted body with its headers; leave a body in clear unchanged.
+        """Return a decrypted body with its headers; leave a plaintext body unchanged.
 
         :raises KeyMissingError: the key ring does not have the body's key.
-        :raises BodyAuthenticationError: the body was changed, or is from another queue or app.
-        :raises ClearBodyError: the body is in clear, and `required` is set.
+        :raises BodyAuthenticationError: the body is corrupt, or belongs to another queue or app.
+        :raises ClearBodyError: the body is plaintext, and `required` is set.
         """
         id = key_id_of(body)
         if id is None or (headers is not None and is_raw(parsed(headers) or {})):
@@ -92,6 +92,6 @@ class BodyVault:
         return _CONTEXT + self._place(queue).encode("utf-8", "surrogatepass")
 
 
-@functools.lru_cache(64)  # 8 us each: senders make a vault for each call
+@functools.lru_cache(64)  # making a cipher takes 8 us, and senders make a vault for each call
 def _cipher(key: Key) -> AESGCM:
     return AESGCM(key.secret)

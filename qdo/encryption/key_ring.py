@@ -7,10 +7,10 @@ encrypt    encrypt and decrypt bodies
 sign       mark the ids of messages, so that foreign senders cannot choose them
 =========  ============================================================================
 
-Processes use the first key of a purpose, and accept all keys of the purpose. For a rotation, an
-operator adds a key at the end, distributes the file, and then moves the old key to the end; see
-`retired`. Processes read the file again when it changes. A key ring raises SettingsError if its
-file cannot be read, or has no key for a purpose.
+Processes encrypt and sign with the first key of a purpose, and accept all keys of the purpose. For
+a rotation, an operator adds a key at the end, distributes the file, and then moves the old key to
+the end; see `retired`. Processes reload the file when it changes. A key ring raises SettingsError
+if its file is unreadable, or has no key for a purpose.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qdo.system.files import Rights, opened_folder
 Purpose: TypeAlias = Literal["encrypt", "sign"]
 PURPOSES: tuple[Purpose, ...] = ("encrypt", "sign")
 KEY_BYTES = 32
-# Time between a process's checks whether the file has changed.
+# Seconds between a process's checks for changes of the file.
 CHECK_SECONDS = 1.0
 _MOST_BYTES = 1 << 20
 _ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -49,7 +49,7 @@ _Stamp: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, whose text form never contains the key bytes."""
+    """One key. Its `repr` never contains the key bytes."""
 
     id: str
     purpose: Purpose
@@ -66,7 +66,8 @@ def _fault(path: str, reason: str) -> SettingsError:
 def parse_keys(text: str, path: str) -> tuple[Key, ...]:
     """Return the keys of a file.
 
-    :raises SettingsError: a line is not a key, or an id occurs twice. No error contains key bytes.
+    :raises SettingsError: a line is not a key, or an id occurs twice. The errors never contain key
+      bytes.
     """
     found: dict[str, Key] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -105,7 +106,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
 
 def _read(path: str) -> tuple[tuple[Key, ...], _Stamp]:
     try:
-        # Do not block, as the opening of a FIFO in place of the file would.
+        # O_NONBLOCK: if the path is a FIFO, the call must not block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             found = os.fstat(fd)
@@ -142,9 +143,9 @@ def _check_rights(path: str, found: os.stat_result) -> None:
 def change_keys(path: str, change: Callable[[tuple[Key, ...]], Sequence[Key]]) -> None:
     """Replace the keys of a file atomically, so that readers see the whole change or nothing."""
     try:
-        real = os.path.realpath(path)  # a symbolic link stays
+        real = os.path.realpath(path)  # keep a symbolic link
         with opened_folder(os.path.dirname(real)) as folder:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # until the descriptor is closed
+            fcntl.flock(folder, fcntl.LOCK_EX)  # held until the descriptor is closed
             exists = os.path.lexists(real)
             lines = [_line(key) for key in change(read_keys(path) if exists else ())]
             _replace(real, "".join([_HEADING, *lines]), exists)
@@ -182,10 +183,10 @@ def new_key(purpose: Purpose) -> Key:
 
 
 def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
-    """Return keys of which one no longer encrypts or signs: it is the last of them, or deleted.
+    """Return the keys without the key `id`, or with this key at the end, where it is not in use.
 
     :raises NotFoundError: no key has this id.
-    :raises UsageError: the key's purpose would have no key in use.
+    :raises UsageError: the key's purpose would have no other key.
     """
     gone = next((key for key in keys if key.id == id), None)
     if gone is None:
@@ -203,7 +204,7 @@ def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
 
 
 class KeyRing:
-    """The keys of a file, as a process uses them. Safe to use from several threads.
+    """The keys of a file in a running process. This class is thread-safe.
 
     If the file becomes unreadable, the known keys stay in force.
     """
@@ -233,7 +234,7 @@ class KeyRing:
         return any(key.purpose == purpose for key in self._keys)
 
     def find(self, purpose: Purpose, id: str) -> Key | None:
-        """Return the key with an id, or None; look for an unknown key in the file again."""
+        """Return the key with this id, or None; check the file for changes if it is unknown."""
         self._follow()
         key = self._by_id.get((purpose, id))
         if key is None:
@@ -247,7 +248,7 @@ class KeyRing:
 
     def _take(self) -> None:
         keys, stamp = _read(self.path)
-        if not keys:  # a copy may be under way: the messages that wait need the known keys
+        if not keys:  # a copy may be in progress, and waiting messages need the known keys
             raise _fault(self.path, "it must have a key; make one with `qdo admin keys new`")
         self._keys = keys
         self._stamp = stamp

@@ -1,9 +1,9 @@
 """Prove ids of messages with signing keys (HMAC-SHA256), and open stored messages.
 
-A retried dead letter and a message from an outbox have their id in a header. Brokers on the network
-also have other senders. These could copy the id of another message, so that a worker takes that
-message for done. With a signing key, a worker accepts an id only with its mark. The mark covers the
-message's place, as for an encrypted body, its id, and its stored body.
+A retried dead letter and a message from an outbox have their id in a header. A foreign sender on
+the network could copy the id of another message. A worker would then consider the other message
+done. With a signing key, a worker accepts an id only with a valid mark. The mark covers the
+message's place (see `qdo.encryption.bodies`), id and stored body.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
 _CONTEXT = b"qdo id\0"
-# Position, body, key and headers of a message, as `brokers.base.Row`.
+# Position, body, key and headers of a message; the same type as `brokers.base.Row`.
 Row = tuple[int, bytes, "str | None", "str | None"]
 
 
 class IdMarks:
-    """Makes and checks marks, bound to a place. Safe to use from several threads."""
+    """Makes and checks marks that are bound to a place. This class is thread-safe."""
 
     def __init__(self, ring: KeyRing, place: Callable[[str], str]) -> None:
         self._ring = ring
@@ -39,7 +39,7 @@ class IdMarks:
         return with_header(headers, qdo_mark=f"{key.id}.{self._digest(key, queue, id, body)}")
 
     def proven(self, queue: str, headers: str | None, body: bytes) -> str | None:
-        """Return the headers, without an id that lacks a valid mark."""
+        """Return the headers; remove an id that has no valid mark."""
         if headers is None or ID not in headers:
             return headers
         found = parsed(headers)
@@ -66,7 +66,7 @@ class IdMarks:
 
 
 class RowOpener:
-    """Opens rows; without `marks`, it accepts ids without proof."""
+    """Decrypts rows, and removes ids without a valid mark; without `marks`, accepts all ids."""
 
     def __init__(self, vault: BodyVault, marks: IdMarks | None) -> None:
         self._vault = vault
@@ -83,11 +83,11 @@ class RowOpener:
 class OpenedRows:
     """Decrypts rows one by one, as an iterator for the loop that runs jobs.
 
-    The iterator yields a row that it cannot decrypt without body and headers. The loop then fails
-    to decode the row, and knows the position when it handles the error.
+    If the iterator cannot decrypt a row, it yields the row without body and headers. The loop then
+    fails to decode the row, and knows the row's position when it handles the error.
 
     :ivar row: the last row in its stored form.
-    :ivar fault: why the row could not be decrypted; None if it could.
+    :ivar fault: the error of the last decryption; None if it succeeded.
     """
 
     def __init__(self, opener: RowOpener, queue: str, rows: Iterable[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Perform the actions that operators request of a worker: see `qdo.fleet.action_machine`."""
+"""Perform the actions that operators request from a worker, see `qdo.fleet.action_machine`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from qdo.worker.runs import Runs
 
 _log = logging.getLogger(__name__)
 
-# Number of innermost frames shown of a stack.
+# Maximum number of frames to show of a stack, counted from the innermost frame.
 MAX_FRAMES = 60
-# The class `greenlet.greenlet`. Callbacks of gevent's hub are greenlets of this class only.
+# The class `greenlet.greenlet`. Callbacks of gevent's hub are not `gevent.Greenlet` objects.
 _GREENLET: Any = gevent.Greenlet.__mro__[-2]
 
 _Key = tuple[str, tuple[tuple[str, int, str], ...]]
@@ -132,7 +132,7 @@ def _stacks(args: Values, finish: Finish) -> Result:
 
 
 def all_stacks() -> str:
-    """Return the stacks of this process: running jobs first, equal stacks once."""
+    """Return the stacks of this process, with running jobs first and equal stacks merged."""
     # Omit the values of variables, which may be bodies of messages.
     counts = Counter(_key(what, frame) for what, frame in _frames())
     order = sorted(counts, key=lambda key: (not key[0].startswith("job"), -counts[key], key))
@@ -140,7 +140,7 @@ def all_stacks() -> str:
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
-    """Yield the stacks of all threads, without this greenlet, and of waiting greenlets."""
+    """Yield the stacks of all threads and waiting greenlets, except the calling greenlet."""
     own = sys._getframe()
     names = {each.ident: each.name for each in threading.enumerate()}
     current = threading.get_ident()
@@ -149,7 +149,9 @@ def _frames() -> Iterator[tuple[str, FrameType]]:
             name = "main" if ident == current else names.get(ident, str(ident))
             yield f"thread {name}", frame
     for found in gc.get_objects():
-        if issubclass(type(found), _GREENLET):  # `isinstance` would ask the object, which may lie
+        if issubclass(
+            type(found), _GREENLET
+        ):  # `isinstance` trusts `__class__` of the object, which may lie
             frame = found.gr_frame
             if frame is not None and not _contains(frame, own):
                 yield "greenlet", frame

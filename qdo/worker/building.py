@@ -1,4 +1,4 @@
-"""Builds the parts of a worker process, and its duties."""
+"""Build the parts and the duties of a worker process."""
 
 from __future__ import annotations
 
@@ -63,33 +63,33 @@ _log = logging.getLogger(__name__)
 class ProcessContext:
     """The environment of a worker process; the defaults are for a worker without a parent."""
 
-    # The app as MODULE:APP, which jobs with the executor "process" import; "" if the app was built
-    # around the job named in the settings; None if its origin is unknown.
+    # The app as MODULE:APP, for the processes of jobs with the executor "process". "" means that
+    # qdo built the app around the job named in the settings; None, that the origin is unknown.
     target: str | None = None
     # Shared table of the messages in flight. The parent reads it after a crash.
     in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
     # Shared store of receipt handles held at the broker. The parent reads it after a crash.
     receipts: SharedReceiptStore | None = None
     metrics: MetricsPage = field(default_factory=MetricsPage)
-    # Queue and receipt handle of each message that dead processes held. The worker releases them,
-    # see `Broker.release`.
+    # Queue and receipt handle of each message that dead processes held. The worker releases these
+    # messages, see `Broker.release`.
     left: Sequence[tuple[str, str]] = ()
-    # Whether the worker replaces an earlier process. Incompatible queues then do not stop it.
+    # Whether the worker replaces an earlier process. Incompatible queues do not stop such a worker.
     restarted: bool = False
     # The processes that the worker replaces, see `WorkerReport`.
     deaths: tuple[tuple[int, float, str], ...] = ()
-    # Asks the parent for an action by its name; None without a parent.
+    # Requests the action with a given name from the parent; None without a parent.
     ask_parent: Callable[[str], None] | None = None
-    # Called with the exit code when the process must exit at once: from a native thread at the
-    # third stop signal, and at the end if jobs in threads are still running.
+    # Called with the exit code when the process must exit at once. A native thread calls it at the
+    # third stop signal, and the worker at its end if jobs in threads are still running.
     exit: Callable[[int], None] | None = None
 
 
 def filter_of(app: App, settings: Settings) -> QueueFilter:
-    """Return the filter of a worker: it takes the queues of its settings that have a job.
+    """Return a filter that accepts the queues of the worker's settings that have a job.
 
-    If the globs of the jobs are too long to announce, it also takes queues without a job. A pool is
-    not a queue: a message sent to the name of a pool waits.
+    If the globs of the jobs are too long to announce, the filter also accepts queues without a job.
+    The filter excludes the names of pools, so a message sent to a queue of this name waits.
     """
     globs = sorted(job.queues for job in app.jobs if not job.pool)
     pools = {job.queues for job in app.jobs if job.pool} - {*settings.exclude}
@@ -124,7 +124,7 @@ class WorkerParts:
 
 
 class WorkerBuilder:
-    """Builds one worker. Only the constructor's parts need no open broker."""
+    """Builds one worker. The constructor builds the parts that need no open broker."""
 
     def __init__(
         self, app: App, settings: Settings, process: ProcessContext, members: MemberFactory
@@ -148,11 +148,11 @@ class WorkerBuilder:
             publish=self._status_due.set,
         )
         self.live.in_force.on_change(LogLevelFollower(settings).changed)
-        # Shared dict: executors and the listener use it before the dispatcher exists.
+        # Executors and the listener share this dict with the dispatcher, which is built later.
         self._slots: dict[str, Slot] = {}
 
     def _may_start(self, message: Message) -> bool:
-        """Return whether a message of a running turn may still be started; for any thread."""
+        """Return whether the executor may still start a message of a running turn; thread-safe."""
         slot = self._slots.get(message.queue)
         claim = None if slot is None else slot.claim
         if claim is None or not claim.open or claim.fence != message.fence:
@@ -227,7 +227,7 @@ class WorkerBuilder:
     ) -> PoolDuty | None:
         if not any(job.pool for job in self.app.jobs):
             return None
-        # Most apps have no pools, so their workers should not load these modules.
+        # Import late: most apps have no pools, and their workers should not load these modules.
         from qdo.worker.pools.duty import PoolDuty
 
         return PoolDuty(
@@ -241,7 +241,7 @@ class WorkerBuilder:
         )
 
     def build_duties(self, parts: WorkerParts) -> list[Duty]:
-        """Make the duties. Each new periodic task of a worker adds a line here."""
+        """Make the duties. Add a line here for each new periodic task of a worker."""
         return [
             self._membership(parts),
             QueueAlarms(parts.dispatcher, self._alarms_changed),
@@ -327,5 +327,5 @@ class WorkerBuilder:
             yield TimeLimit(settings.max_seconds, self.stop.finish)
 
     def _is_idle(self, dispatcher: Dispatcher) -> bool:
-        """Return whether all queues of this worker are claimed and fully processed."""
+        """Return whether this worker has claimed and fully processed all of its queues."""
         return self.current.settled() and dispatcher.all_idle() and self.duties.quiet

@@ -19,13 +19,13 @@ from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
-# Time limit for the ends of aborted jobs and for the following releases.
+# Seconds for which the drain waits for aborted jobs to end and for the queues to be released.
 ABORT_SECONDS = 3.0
 NAMES_SHOWN = 20
 
 
 class Drain:
-    """Finishes the messages in flight for at most `seconds`, and releases all queues.
+    """Waits at most `seconds` for the messages in flight to finish, and releases all queues.
 
     :param wakeup: set when a turn ends or a stop signal arrives.
     :param aborted: returns whether a second stop signal has arrived.
@@ -43,9 +43,10 @@ class Drain:
         self._session_lost = False
 
     def run(self, member: Member | None, session_lost: bool = False) -> bool:
-        """Finish and release; return whether all messages are finished and recorded.
+        """Drain the worker; return whether it has finished and recorded all messages.
 
-        :param member: None without a registration, when only jobs of lost queues may be running.
+        :param member: None if the worker is not registered; only jobs of lost queues may then be
+          running.
         :param session_lost: whether the end of the session ended the registration.
         """
         self._member = member
@@ -74,7 +75,7 @@ class Drain:
         return (released is None or released.ready()) and not self._dispatcher.runners
 
     def _log_released(self) -> bool:
-        """Log the result of the drain; return whether all progress is recorded."""
+        """Log the result of the drain; return whether the worker has recorded all progress."""
         if self._session_lost:
             _log.warning(
                 "step 3: the coordinator session was lost before; the next owners of its queues"
@@ -142,11 +143,12 @@ class Drain:
 class StopSignals:
     """The reason and the urgency of a worker's stop.
 
-    :ivar signals: number of stop signals: 1 drains, 2 aborts running jobs, 3 exits immediately.
-    :ivar finished: whether the worker has reached a limit, or with `burst` the end of all queues.
-    :ivar dead_thread: name of a native thread that the worker needs and that died.
-    :ivar wakeup: set at each signal, and by other parts, to wake the main greenlet.
-    :param exit: ends the process at once; None if the process cannot be ended so.
+    :ivar signals: number of stop signals: the first drains, the second aborts running jobs, the
+      third exits.
+    :ivar finished: whether the worker has reached a limit, or, with `burst`, the end of all queues.
+    :ivar dead_thread: name of a dead native thread that the worker needs.
+    :ivar wakeup: wakes the main greenlet; set at each signal and by other parts.
+    :param exit: ends the process at once; None if the process must not end that way.
     """
 
     def __init__(self, exit: Callable[[int], object] | None = None) -> None:
@@ -159,7 +161,7 @@ class StopSignals:
         self._open = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Let calls from other threads wake this thread's event loop, on which they run."""
+        """Let other threads wake this thread's event loop and run calls on the loop."""
         self._async = gevent.get_hub().loop.async_()
         self._async.start(self.wakeup.set)
         self._open.enter_context(reported_deaths(self._thread_died))
@@ -173,7 +175,7 @@ class StopSignals:
         self._async = None
 
     def signal(self) -> None:
-        """Count a stop signal; for signal handlers and any thread, because it only sets flags."""
+        """Count a stop signal. Signal handlers and any thread may call this method."""
         self.signals += 1
         if self._async is not None:
             self._async.send()
@@ -196,7 +198,7 @@ class StopSignals:
         self.wakeup.set()
 
     def exit_if_demanded(self) -> None:
-        """Exit even if the event loop is blocked; runs on the watchdog's thread."""
+        """Exit after the third signal, even if the loop is blocked; for the watchdog's thread."""
         if self.signals >= 3 and self._exit is not None:
             _log.error(
                 "third stop signal: exiting immediately; messages since the last checkpoint"
@@ -205,9 +207,9 @@ class StopSignals:
             self._exit(1)
 
     def exit_if_stuck(self, under_way: int) -> None:
-        """Exit the process if jobs still run in threads, which cannot be stopped."""
-        # Closing the session would free queues whose messages still run. The parent closes the
-        # session after it has reaped this process.
+        """Exit the process if jobs still run in threads, because qdo cannot stop threads."""
+        # Closing the session would free queues whose jobs still run. The parent closes the session
+        # after it has reaped this process.
         if under_way and self._exit is not None:
             _log.error(
                 "%s did not stop; exiting immediately without closing the job context. The parent"

@@ -1,7 +1,7 @@
-"""Limit the rate of log lines per queue and per sentence.
+"""Limit the rate of log lines for each queue and each sentence.
 
-Messages that fail a thousand times a second neither fill the disk nor hide the lines about other
-queues. Thousands of queues with an unreachable broker share their lines.
+With a limit, messages that fail a thousand times a second neither fill the disk nor hide the lines
+about other queues. Thousands of queues with an unreachable broker share one limit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import gevent
 
-# Maximum lines about one queue in one second.
+# Maximum number of lines about one queue in one second.
 LINES = 10
-# Maximum lines with the same sentence in one second, about all queues.
+# Maximum number of lines with the same sentence in one second, about all queues.
 LIKE_LINES = 100
 WINDOW_SECONDS = 1.0
 # Loggers with lines about single messages. The first argument of each line names the queue.
@@ -27,15 +27,15 @@ MESSAGE_LOGGERS = (
     "qdo.worker.engine.subscriptions",
     "qdo.worker.runs",
 )
-# Loggers with lines about single queues; a worker may own many thousands.
+# Loggers with lines about single queues. A worker may own many thousands of queues.
 QUEUE_LOGGERS = (
     "qdo.worker.engine.jobs",
     *(f"qdo.worker.duties.{name}" for name in ("queues", "retention")),
     *(f"qdo.coordination.protocol.{name}" for name in ("acquisition", "owned_queues")),
     "qdo.coordination.protocol.rebalancer",
 )
-# Loggers with lines about a failing broker or a thread that cannot start. Every queue would repeat
-# these lines every 5 s.
+# Loggers with lines about a failing broker or a thread that cannot start. Without a limit, every
+# queue would repeat these lines every 5 s.
 BROKER_LOGGERS = (
     "qdo.worker.engine.ends.broker",
     "qdo.brokers.kinesis.reader",
@@ -62,14 +62,14 @@ def queue_of(record: logging.LogRecord) -> str:
 
 
 def sentence_of(record: logging.LogRecord) -> str:
-    """Return the text of a line without its arguments, "" if it has no arguments."""
+    """Return the text of a line without its arguments; "" if it has no arguments."""
     return str(record.msg) if record.args else ""
 
 
 class LineLimit(logging.Filter):
-    """Passes the first `most` lines of a kind in each second, then a line with the omitted number.
+    """Passes the first `most` lines of a kind in each second, then reports the number of others.
 
-    :param kind: returns the key by which lines are counted, "" for an unlimited line.
+    :param kind: returns the key by which the filter counts a line; "" for an unlimited line.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LineLimit(logging.Filter):
         return False
 
     def _forget(self, now: float) -> None:
-        # There may be many thousands of quiet queues.
+        # Forget old windows, because there may be many thousands of quiet queues.
         if len(self._windows) >= _KEPT:
             self._windows = {
                 name: window

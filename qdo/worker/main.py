@@ -1,19 +1,21 @@
-"""The entry point of a worker process: ``python -m qdo.worker.main``, started by `qdo-worker`.
+"""The entry point of a worker process, ``python -m qdo.worker.main``; `qdo-worker` starts it.
 
-Its input is JSON in the environment variable QDO_CHILD, which `ChildProcess` writes. The process
-inherits the descriptors of the pipe and the shared memories. The target is MODULE:APP or null.
+The parent's `ChildProcess` passes the input as JSON in the environment variable QDO_CHILD. The
+process inherits the descriptors of the pipe and the shared memories. The target is MODULE:APP or
+null.
 
 gevent patches the process before any other import, especially the import of the app.
 
-The first SIGTERM or SIGINT drains, the second aborts running jobs and releases, and the third
-exits.
+At the first SIGTERM or SIGINT, the worker drains. At the second, it aborts running jobs and
+releases its queues. At the third, it exits.
 
-When the parent dies, the worker drains and exits. Without a parent, no process would restart it or
-close its session after a kill -9. The init system watches the parent, considers the service down,
-and starts another instance. The queues of this worker go to other workers, and nothing is repeated.
+When the parent dies, the worker drains and exits. Without a parent, no process would restart the
+worker or close its session after a SIGKILL. The init system, which watches the parent, starts
+another instance of the service. The queues of this worker go to other workers, which do not repeat
+any message.
 
-Exit codes: 0 stopped cleanly, 1 a job could not be finished or a part died, 2 usage or settings,
-3 coordinator or broker cannot be reached at the start, 5 a right is missing.
+Exit codes: 0 stopped cleanly, 1 a job did not finish or a part died, 2 usage or settings, 3
+coordinator or broker unreachable at the start, 5 a right is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from qdo.settings.settings import Settings
     from qdo.worker.worker import ProcessContext, Worker
 
-# Python runs this module as a program, so `__name__` is not its name.
+# Python runs this module as a program, so `__name__` is not the module's name.
 LOG_NAME = "qdo.worker.main"
 
 
@@ -59,13 +61,13 @@ def _patch() -> None:
 
     from gevent import monkey
 
-    # gevent looks for plugins at each of 20 events, and each time Python reads the metadata of all
-    # packages. With 133 packages this takes 240 ms; reading them once takes 40 ms.
+    # gevent looks for plugins at each of 20 events, and Python then reads the metadata of all
+    # packages. With 133 packages, the reads take 240 ms; a single read takes 40 ms.
     look = metadata.entry_points
     metadata.entry_points = look().select
     try:
         # gevent's queues and events fail when threads share them. Python's queues and events use
-        # locks, and gevent's locks work between threads whose event loops run.
+        # locks, and gevent's locks work between threads with running event loops.
         monkey.patch_all(queue=False)
     finally:
         metadata.entry_points = look
@@ -74,7 +76,7 @@ def _patch() -> None:
     class ThreadsEvent(python_event):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            # Not a Lock: when `set` checks a Lock, gevent lets other greenlets run, even in a new
+            # Use an RLock, because with a Lock, `set` would let other greenlets run, even in a new
             # fork.
             self._cond = threading.Condition(threading.RLock())
 
@@ -103,13 +105,13 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
     if child.get("stacks") is not None:
         write_at_signal(child["stacks"])
     if settings.reload:
-        # A file written twice within one second may keep the byte code of its first version.
+        # Byte code may be outdated if a developer writes a file twice within one second.
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         return _work(settings, child, pipe)
     except QdoError as error:
-        # A supervisor may not read stderr: the exit code tells it that a restart cannot help.
+        # The init system may not read stderr. The exit code shows that a restart cannot help.
         with contextlib.suppress(OSError):
             print(printable_lines(f"qdo-worker: {error}", "  "), file=sys.stderr, flush=True)
         _report_failure(settings, child, pipe, error)
@@ -123,7 +125,7 @@ def _run(child: dict[str, Any], pipe: socket.socket) -> int:
 def _report_failure(
     settings: Settings, child: dict[str, Any], pipe: socket.socket, error: Exception
 ) -> None:
-    """Send the parent the files to watch, in which a developer may fix the error."""
+    """Send the parent the files in which a developer may fix the error; the parent watches them."""
     if settings.reload:
         from qdo.worker.parent_link import app_files, failure_files, send_files
 
@@ -178,7 +180,7 @@ def _context(
         os.close(fd)
     return ProcessContext(
         target=child["target"] or "",
-        # As many turns as lanes may run at once.
+        # `concurrency` turns and as many lanes may run at once.
         in_flight=InFlightTable(2 * settings.concurrency, child.get("in_flight")),
         receipts=SharedReceiptStore(child.get("receipts")),
         metrics=MetricsPage(child.get("metrics")),
@@ -191,10 +193,10 @@ def _context(
 
 
 class _StopCount:
-    """Counts stop requests, each of which comes twice: as a signal and over the parent's socket."""
+    """Counts stop requests. Each request comes twice: as a signal and over the parent's socket."""
 
     # The signal reaches a process with a blocked event loop. The socket reaches a process with a
-    # replaced signal handler. Each is counted separately, and the larger count applies.
+    # replaced signal handler. This class counts both separately, and the larger count applies.
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._signals = self._asked = self._done = 0

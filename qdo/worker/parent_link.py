@@ -1,6 +1,6 @@
-"""Connects a worker process with its parent, and isolates forked copies of the process.
+"""Connect a worker process with its parent, and isolate forked copies of the process.
 
-The child's end of the pipe sends reports to the parent, such as the app's imported source files,
+Through the pipe, the child sends reports to its parent, such as the app's imported source files,
 and notices the parent's death. A forked copy of a worker process does not run any code of the
 worker.
 """
@@ -26,12 +26,12 @@ from qdo.system.processes import STOP_REQUEST
 
 _log = logging.getLogger(__name__)
 
-# How often a worker looks for newly imported files; only with the setting `reload`.
+# Seconds between two looks for newly imported files, with the setting `reload`.
 FILES_SECONDS = 1.0
 
 
 def app_files() -> set[str]:
-    """Return the Python files this process has imported, without installed packages and qdo."""
+    """Return the imported Python files, except those of installed packages and of qdo."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names}
     installed.add(os.path.realpath(__file__).rpartition("/worker/")[0] + os.sep)
@@ -41,7 +41,7 @@ def app_files() -> set[str]:
 
 
 def failure_files(error: BaseException, target: str) -> set[str]:
-    """Return the files in which an import failed, and the possible files of the target.
+    """Return the files in the traceback of a failed import, and possible files of the target.
 
     :param target: MODULE:NAME, or "".
     """
@@ -65,10 +65,10 @@ def _names(error: BaseException | None) -> Iterator[str]:
 class ParentLink:
     """The child's end of the pipe to the parent; `root` is the znode of the app."""
 
-    # The child sends all data needed to close its sessions, including address and root, because an
-    # app may set these in code. So the parent can close the sessions when this process dies. The
+    # The child sends all data for closing its sessions, so that the parent can close them when the
+    # child dies. The data include address and root, because an app may set these in code. The
     # parent sends `STOP_REQUEST` with each SIGTERM, because a library of the app may have replaced
-    # the handler.
+    # the signal handler.
     def __init__(self, pipe: socket.socket, coordinator: str, root: str = "") -> None:
         self._pipe = pipe
         self._coordinator = coordinator
@@ -78,7 +78,7 @@ class ParentLink:
     def on_session(
         self, session: tuple[int, bytes] | None, timeout_seconds: float | None = None
     ) -> None:
-        """Report a new session, or None when the worker has closed its last session."""
+        """Report a new session, or None after the worker has closed its last session."""
         report: dict[str, str | float | None] = {"session": None}
         if session is not None:
             report = {
@@ -115,7 +115,7 @@ class ParentLink:
 
 
 def send_settings(pipe: socket.socket, settings: Settings) -> None:
-    """Send the parent the settings in force, which the app may set in code."""
+    """Send the parent the settings in force, because the app may set some in code."""
     try:
         pipe.sendall(json.dumps({"settings": dataclasses.asdict(settings)}).encode() + b"\n")
     except OSError as error:
@@ -133,7 +133,7 @@ def send_files(pipe: socket.socket, files: Iterable[str]) -> None:
 
 
 def send_files_forever(pipe: socket.socket) -> None:
-    """Send the parent the names of the app's source files, and later new ones."""
+    """Send the parent the names of the app's source files at the start and after each change."""
     sent: set[str] = set()
     while True:
         files = app_files()
@@ -144,16 +144,16 @@ def send_files_forever(pipe: socket.socket) -> None:
 
 
 def isolate() -> None:
-    """Isolate each forked copy of this process. Call this before the import of the app."""
-    # Handlers run in the order of their registration, so handlers of the app and libraries run
+    """Isolate each forked copy of this process. Call this function before importing the app."""
+    # Handlers run in the order of their registration, so handlers of the app and of libraries run
     # later.
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-# A fork copies all greenlets and their event loop. Code that waits through gevent in the copy, such
-# as a lock in a library's fork handler, would resume these greenlets. Messages would run a second
-# time, and the worker would lose events of the shared epoll descriptor. So the copy begins with a
-# new event loop, which knows only the greenlet that forked.
+# A fork copies all greenlets and their event loop. If code in the copy waited through gevent, for
+# example in a library's fork handler, these greenlets would resume. They would run messages a
+# second time, and take events of the shared epoll descriptor from the worker. So the copy begins
+# with a new event loop, which knows only the greenlet that forked.
 def _begin_anew() -> None:
     current: Any = gevent.getcurrent()
     hubs: Any = gevent.hub

@@ -1,4 +1,4 @@
-"""The running messages: how long they have run, and the stacks of their code."""
+"""Report the run times and the stacks of running messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from qdo.worker.executors.thread import job_frames
 
 _log = logging.getLogger(__name__)
 
-# Number of innermost frames kept of a stack.
+# Maximum number of frames to keep of a stack, counted from the innermost frame.
 MAX_FRAMES = 20
 _PACKAGES = ("site-packages", "dist-packages")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
@@ -43,7 +43,7 @@ _Key = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class MessageRun:
-    """A message in flight; `seconds` count from the first look that saw it."""
+    """A message in flight. `seconds` count from the first look that saw the message."""
 
     slot: Slot
     message: Message
@@ -64,10 +64,10 @@ class MessageRun:
 
 
 class Runs:
-    """Records how long messages have run, and names long runs."""
+    """Records the run times of messages, and logs long runs."""
 
-    # A turn does not read the clock for each message. So a message has run at least since the first
-    # look that saw it. It began after the previous look and after the start of its turn.
+    # A turn does not read the clock for each message. A message has run at least since the first
+    # look that saw it, and at most since the previous look or the start of its turn.
     def __init__(self, in_flight: Callable[[], Sequence[Slot]]) -> None:
         self._in_flight = in_flight
         self._since: dict[_Key, float] = {}
@@ -84,7 +84,7 @@ class Runs:
         return [MessageRun(slot, each, now - self._since[_key(each)]) for slot, each in running]
 
     def name_long(self) -> None:
-        """Log once each message that runs much longer than its queue's usual duration."""
+        """Log each message once that runs for much longer than its queue's usual duration."""
         runs = self.look()
         self._named &= self._since.keys()
         new = [each for each in runs if each.is_unusual and each.key not in self._named]
@@ -107,7 +107,7 @@ class Runs:
             )
 
     def perform(self, args: Values, finish: Finish) -> Result:
-        """Answer the action "runs"."""
+        """Perform the action "runs"."""
         glob, most = names.runs_of(args)
         since = self._since
         looked = self._looked
@@ -147,7 +147,7 @@ def _frame(run: MessageRun, in_threads: dict[int, FrameType]) -> FrameType | Non
 
 
 def _stack(frame: FrameType | None) -> list[str]:
-    """Return the frames of the app and its libraries, the innermost one last."""
+    """Return the frames of the app and its libraries, with the innermost frame last."""
     found: list[str] = []
     for each, number in traceback.walk_stack(frame):
         code = each.f_code

@@ -1,8 +1,7 @@
-"""The stacks of a worker process, in memory shared with its parent.
+"""Read the stacks of a worker process through memory that its parent shares.
 
-The process writes its stacks at a signal. C code of `faulthandler` writes them in the signal
-handler, without Python code. So the parent can read them even while a job blocks the event loop or
-holds the interpreter lock.
+The process writes its stacks at a signal. The signal handler is C code of `faulthandler`. So the
+parent gets the stacks even while a job blocks the event loop or holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ import time
 from qdo.system.clock import clock
 from qdo.worker.shared_memory import make_memory
 
-# Apps rarely use a real-time signal. The default handler of an unused signal ends the process, so
-# the parent sends it only to registered workers, which have set their handler.
+# Apps rarely use real-time signals. Without a handler, the signal would end the process. So the
+# parent sends it only to registered workers, which have set their handler.
 STACKS_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-# How long a process may take to write its stacks.
+# Maximum seconds that a process may take to write its stacks.
 PATIENCE_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
 _MASKS = re.compile(rb"^(?:ShdPnd|SigBlk):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 def write_at_signal(fd: int) -> None:
-    """Write the stacks of all threads of this process to a descriptor at each `STACKS_SIGNAL`."""
+    """At each `STACKS_SIGNAL`, write the stacks of all threads of this process to a descriptor."""
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
 
 class StackDumps:
-    """The memory for the stacks of one child; any thread of the parent may read it."""
+    """The memory for the stacks of one child, for any thread of the parent."""
 
     def __init__(self) -> None:
         self.fd = make_memory("qdo-stacks")
@@ -41,7 +40,7 @@ class StackDumps:
         self._using = threading.Lock()
 
     def take(self, pid: int) -> str:
-        """Return the stacks of the child's threads, as far as the child writes them in time."""
+        """Return the stacks of the child's threads that the child writes within the timeout."""
         with self._taking:
             if not self._ask(pid):
                 return ""
@@ -57,7 +56,7 @@ class StackDumps:
         return text.decode(errors="replace")
 
     def close(self) -> None:
-        """Stop sending signals; called before the kernel may reuse the pid."""
+        """Stop sending signals. Call this before the kernel may reuse the pid."""
         with self._using:
             os.close(self.fd)
             self.fd = -1
@@ -66,7 +65,7 @@ class StackDumps:
         with self._using:
             if self.fd < 0:
                 return False
-            # Parent and child share the position in the file.
+            # Reset the file position, which parent and child share.
             os.ftruncate(self.fd, 0)
             os.lseek(self.fd, 0, os.SEEK_SET)
             with contextlib.suppress(ProcessLookupError):
@@ -79,7 +78,7 @@ class StackDumps:
 
 
 def _is_handling(pid: int) -> bool:
-    """Return whether the signal is pending or being handled in a process's main thread."""
+    """Return whether the signal is pending, or its handler runs, in a process's main thread."""
     # The kernel blocks a signal during its handler.
     try:
         with open(f"/proc/{pid}/status", "rb") as file:

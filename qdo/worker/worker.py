@@ -1,4 +1,4 @@
-"""One running worker process: its life and its shutdown.
+"""Run one worker process from its start to its shutdown.
 
 =========  ==============================================================  ==================
 state      meaning                                                         next
@@ -9,12 +9,13 @@ draining   takes no new messages, finishes those in flight, releases       stopp
 stopped    session closed, no queue is owned                               -
 =========  ==============================================================  ==================
 
-A lost session does not change the state. The process registers again as a new worker, however long
-that takes. Until then the process starts no message, because all its claims are gone.
+A lost session does not change the state. The process tries to register again as a new worker,
+without a time limit. Until then the process starts no message, because all its claims are gone.
 
-`Worker.run` has the steps of a life in order, with their reasons: five steps to start, then six
-steps of the shutdown, which the log numbers. With ``burst`` the worker drains by itself once all
-messages are processed: see `duties.burst`. `building` makes the parts.
+The comments of this module number the five steps of the start and the six steps of the shutdown,
+and give the reasons for their order. The log also numbers the steps of the shutdown. With ``burst``
+the worker drains by itself once all messages are processed, see `duties.burst`. `building` makes
+the parts.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Worker:
     >>> qdo.Worker(app, burst=True).run()
     0
 
-    :param settings: by default those of the app.
-    :param process: data from the parent process; not needed without a parent.
-    :param members: makes registrations; by default at the coordinator of the settings.
+    :param settings: by default, the settings of the app.
+    :param process: data from the parent process; None without a parent.
+    :param members: makes registrations; by default, at the coordinator in the settings.
     :param given: settings by name, which override `settings`.
     """
 
@@ -87,33 +88,35 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """The state of this worker; see the table in the module."""
+        """The state of this worker; see the table in the module's docstring."""
         return self._current.state
 
     def request_stop(self) -> None:
-        """Ask the worker to stop: the first call drains, the second aborts running jobs.
+        """Ask the worker to stop. The first call drains, the second aborts running jobs.
 
         This method only sets flags, so signal handlers and any thread may call it.
         """
         self._stop.signal()
 
     def run(self) -> int:
-        """Work until asked to stop, or with `burst` until all messages are processed.
+        """Work until a request to stop, or with `burst`, until all messages are processed.
 
-        :returns: the exit code. 0: stopped cleanly; 1: a job could not be finished, or a part
-            of the worker died.
-        :raises UsageError: a job cannot run with its executor, needs more than the broker
-            supports, or policies contradict each other.
-        :raises UnreachableError: broker or coordinator cannot be reached at the start.
+        :returns: the exit code: 0 after a clean stop, 1 if a job did not finish or a part of the
+          worker died.
+        :raises UsageError: a job cannot run in its executor or needs more than the broker supports,
+          or policies contradict each other.
+        :raises UnreachableError: the broker or the coordinator is unreachable at the start.
         """
-        # Start 1: check the app. First, because finding a mistake in the app needs no connection.
+        # Start 1: check the app. This step is first, because it needs no connection.
         self._builder.executors.check(self.app.jobs)
         check_pools(self.app.jobs, self.settings.broker)
         check_policies(self.app.jobs, self.settings.policies, self.settings.default_policy)
-        # Start 2: listen for stop signals. Before the broker, which may take `connect_seconds`.
+        # Start 2: listen for stop signals. This step precedes the opening of the broker, which may
+        # take `connect_seconds`.
         self._stop.open()
         try:
-            # Start 3: open the broker. Before the context of the app, which may send messages.
+            # Start 3: open the broker. This step precedes the job context, because the context may
+            # send messages.
             broker = self._open_broker()
             broker.max_read_bytes = self.settings.max_body_bytes
             notifier = attach_doorbell(broker, self.settings, self.app.name)
@@ -124,7 +127,8 @@ class Worker:
                     if each is not None:
                         stack.callback(each.close)
                 code = self._serve(broker)
-                # Stop 6: close the broker. Last, because jobs and contexts send through it.
+                # Stop 6: close the broker. This step is last, because jobs and contexts send
+                # messages.
             _log.info("step 6: the broker is closed; exit code %d", code)
             return code
         finally:
@@ -133,7 +137,7 @@ class Worker:
             self._stop.close()
 
     def _open_broker(self) -> Broker:
-        """Open the broker; while it cannot be reached, try for `connect_seconds`."""
+        """Open the broker; if it is unreachable, retry for `connect_seconds`."""
         settings = self.settings
         attempt = 0
         deadline = clock() + settings.connect_seconds
@@ -142,8 +146,8 @@ class Worker:
                 return open_broker(settings.broker, self.app.name, settings.max_queues)
             except UnreachableError as error:
                 attempt += 1
-                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spreads pauses
-                lasts = isinstance(error, DatabaseError)  # a file, or a newer schema
+                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spread the pauses
+                lasts = isinstance(error, DatabaseError)  # retrying cannot help
                 if lasts or clock() + pause > deadline:
                     raise
                 _log.warning("cannot open the broker: %s; retrying in %.1f s", error, pause)
@@ -162,25 +166,27 @@ class Worker:
         watchdog = self._builder.watchdog()
         watchdog.start()
         try:
-            # Start 4: enter the job context. Before the registration, because the context may
-            # compute for minutes while a registered worker would own queues.
+            # Start 4: enter the job context. This step precedes the registration. The context may
+            # compute for minutes, and a registered worker would own queues in this time.
             with self.app.hooks.job_context() as context:
                 enable_again("the context of the app")
                 watchdog.started()
                 parts = self._builder.parts(broker, takes, context)
                 duties = self._builder.build_duties(parts)
                 try:
-                    # Start 5: start the duties. The first one registers; then queues are claimed.
+                    # Start 5: start the duties. The first duty registers, and then the worker
+                    # claims queues.
                     self._work(parts, duties)
                 finally:
                     clean = self._drain(parts)
                     self._stop.exit_if_stuck(self._builder.executors.under_way())
                     self._builder.executors.close()
-                # Stop 4: tear down the job context. After the last job, because jobs use it.
+                # Stop 4: tear down the job context. This step follows the last job, because jobs
+                # use the context.
             _log.info("step 4: the job context is torn down")
         finally:
-            # Stop 5: close the session. After the releases, which need it; this frees any
-            # queue that was not released.
+            # Stop 5: close the session. This step follows the releases, which need the session. The
+            # close frees the queues that the worker has not released.
             leave(self._builder.members, self._current)
             watchdog.stop()
         if self._current.start_error is not None:
@@ -194,7 +200,8 @@ class Worker:
             broker,
             takes.matcher(),
             policy_lookup(self.app, self._builder.live.in_force),
-            # A restarted process must run, whatever queues have appeared since the first start.
+            # A restarted process must run even if incompatible queues have appeared since the first
+            # start.
             refuse=not self._builder.process.restarted,
             concurrency=[self.settings.concurrency] * self.settings.processes,
         )
@@ -209,7 +216,7 @@ class Worker:
             parts.dispatcher.wake(names)
             parts.discovery.names_received(names)
 
-        # Brokers report on separate threads, but the engine runs only on this loop.
+        # Brokers report on other threads, but the engine runs only on this loop.
         stop_listening = broker.listen(lambda names: mailbox.post(partial(woken, set(names))))
         try:
             for duty in duties:
@@ -226,23 +233,23 @@ class Worker:
         return bool(self._stop.signals or self._stop.finished or failed)
 
     def _drain(self, parts: WorkerParts) -> bool:
-        """Do the first three steps of the shutdown; return whether every message was finished."""
+        """Do the first three steps of the shutdown; return whether all messages have finished."""
         self._current.state = "draining"
         SIGN.show(True)
         if self._current.start_error is not None:
             self._duties.end_all()
-            return True  # no queue was claimed, and the error says why
-        # Stop 1: take no new messages. First, or more work would arrive while the worker finishes.
-        # Wake-ups and discovery end, and every claim is closed.
+            return True  # the worker has claimed no queue
+        # Stop 1: take no new messages. This step is first, because otherwise more work would arrive
+        # while the worker finishes. Wakes and discovery end, and the claims close.
         _log.info("step 1: taking no new messages")
         self._duties.begin_drain()
         if parts.pools is not None:
             parts.pools.drain()
         parts.status.refresh()
-        # Stop 2: let the messages in flight finish for `drain_seconds`; then, or at a second stop
-        # signal, abort them. An aborted message is not done: its next owner runs it again.
-        # Stop 3: record `last` of each queue, and release the queue after its message has ended. An
-        # earlier release would give the queue a second owner while its message still runs here.
+        # Stop 2: let the messages in flight finish for `drain_seconds`. Then, or at a second stop
+        # signal, abort the remaining messages. The next owners repeat aborted messages. Stop 3:
+        # record `last` of each queue, and release the queue after its message has ended. An earlier
+        # release would give the queue a second owner while its message still runs in this process.
         counters = parts.pipeline.counters
         member = self._current.member
         drain = Drain(

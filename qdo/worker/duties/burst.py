@@ -1,4 +1,4 @@
-"""The duty "burst": ends a worker with the setting `burst` once all messages are processed."""
+"""The duty "burst" stops a worker with the setting `burst` once all messages are processed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from qdo.worker.duties.duty import Duty
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-# The pause between two surveys is at least this many times the duration of the last survey. A
-# survey of thousands of queues takes a while.
+# Minimum pause between two surveys, as a multiple of the duration of the last survey. Surveys of
+# thousands of queues are expensive.
 LOOK_SHARE = 10
 
 
@@ -34,17 +34,17 @@ class FleetSurvey:
 
     # The queues that no live worker lists.
     unattended: list[str]
-    # The recorded position of each queue that another worker lists.
+    # The position, by queue, of the queues that another worker lists.
     elsewhere: dict[str, int]
 
 
 class Burst(Duty):
-    """Checks whether this worker and all others have processed all messages.
+    """Checks whether the workers of the app have processed all messages.
 
-    The check ignores queues that this worker does not take, queues without a job in the app, and
-    queues whose node excludes them from processing.
+    The check ignores queues that this worker's filter excludes, queues without a job in the app,
+    and queues that are damaged, deleted or blocked.
 
-    :param is_idle: whether all queues of this worker are claimed and fully processed.
+    :param is_idle: returns whether this worker has claimed and fully processed all of its queues.
     """
 
     name = "burst"
@@ -78,9 +78,10 @@ class Burst(Duty):
         return max(LOOK_SECONDS, LOOK_SHARE * (clock() - start))
 
     def _is_done_everywhere(self) -> bool:
-        # Checking this worker's queues is not enough. A worker killed with -9 counts as alive until
-        # its session ends. If all others left before that, its queues would have no owner. So no
-        # message may wait after the `last` of any queue, and a live worker must list each queue.
+        # Checking this worker's queues is not enough. A worker killed with SIGKILL counts as alive
+        # until its session ends. If all other workers had left by then, its queues would have no
+        # owner. So no message may wait after the `last` of any queue, and a live worker must list
+        # each queue.
         try:
             names = [
                 name
@@ -105,9 +106,9 @@ class Burst(Duty):
 def fleet_survey(
     client: Client, layout: Layout, positions: Positions, worker: str, queues: Iterable[str]
 ) -> FleetSurvey:
-    """Return which workers have these queues, except the queues of the asking `worker`.
+    """Return the survey of these queues, without the queues of `worker`.
 
-    Queues that must not be processed are omitted, too.
+    Omit queues that are damaged, deleted or blocked.
     """
     workers = read_children(client, [layout.workers]).get(layout.workers, [])
     owned: set[str] = set()

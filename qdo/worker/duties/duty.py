@@ -25,17 +25,17 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _log = logging.getLogger(__name__)
 
-# How often the worker begins to watch the doorbells of new idle queues. The count of a doorbell
-# reveals earlier notifications.
+# Seconds between two looks for idle queues without a watch. A notification before the watch is not
+# lost, because the count of the doorbell reveals it.
 LOOK_SECONDS = 1.0
-# Maximum watches to request in one step, so that checkpoints need not wait.
+# Maximum number of watches to request in one step. More requests would delay checkpoints.
 AT_ONCE = 1000
-# Pause between two steps that request watches.
+# Seconds between two steps while more queues need a watch.
 SOON_SECONDS = 0.1
 
 
 class Duty(abc.ABC):
-    """A background task of a worker.
+    """A named background task of a worker.
 
     :cvar ends_at_drain: False if the duty must also run while the worker drains.
     :ivar quiet: False while the duty has work to finish before a `burst` ends.
@@ -53,8 +53,8 @@ class Duty(abc.ABC):
 class Duties:
     """The background greenlets of a worker.
 
-    :ivar failed: name of the first duty that died, None if all are well.
-    :param on_failure: called after the death of a duty; must not block.
+    :ivar failed: name of the first duty that died; None while all duties run.
+    :param on_failure: called after the death of a duty. The call must not block.
     """
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Duties:
         self._running.append((duty, gevent.spawn(self._guarded, duty.name, duty.run)))
 
     def spawn(self, function: Callable[[], None]) -> Any:
-        """Run one of many unnamed greenlets of the duty "turns"."""
+        """Run a function in a new greenlet of the duty "turns"."""
         return gevent.spawn(self._guarded, "turns", function)
 
     @property
@@ -89,7 +89,7 @@ class Duties:
             function()
         except gevent.GreenletExit:
             raise
-        except BaseException:  # noqa: BLE001 - whatever it was, the worker must not run on
+        except BaseException:  # noqa: BLE001 - after any failure of a duty the worker must stop
             _log.critical("the duty %r died; this worker stops", name, exc_info=True)
             if self.failed is None:
                 self.failed = name
@@ -98,19 +98,19 @@ class Duties:
 
 @dataclass(slots=True)
 class CurrentMember:
-    """The registration in force and the state of the worker, shared by its duties."""
+    """The current registration and the state of a worker, which its duties share."""
 
     # The current registration; None while the worker is not registered.
     member: Member | None = None
-    # A member whose coordination failed: its session stays open while its jobs run.
+    # A member whose coordination failed. Its session stays open while its jobs run.
     failed: Member | None = None
-    # The error of the failed first registration.
+    # The error of the first registration; None if it has not failed.
     start_error: QdoError | None = None
     # The state of the worker; see the table in `worker.worker`.
     state: str = "starting"
 
     def contact(self) -> float:
-        """Return the time of the coordinator's last answer; the current time if not registered."""
+        """Return the time of the coordinator's last answer, or now without a registration."""
         return clock() if self.member is None else self.member.lease.contact
 
     def settled(self) -> bool:
@@ -135,7 +135,7 @@ class CheckpointProgress(Duty):
 
 
 class QueueAlarms(Duty):
-    """Ticks the dispatcher when a queue is due, or when `changed` reports an earlier time."""
+    """Ticks the dispatcher when a queue is due. `changed` announces an earlier due time."""
 
     name = "alarms"
     ends_at_drain = False
@@ -191,7 +191,7 @@ class LeftMessages(Duty):
 
 
 class HistoryDuty(Duty):
-    """Runs the thread that writes the history, until the last message of the worker has ended."""
+    """Runs the thread that writes the history until the worker's last message has ended."""
 
     name = "history"
     ends_at_drain = False
@@ -217,7 +217,7 @@ class DoorbellListener(Duty):
         self._slots = slots
         self._current = current if current is not None else CurrentMember()
         self._member: Member | None = None
-        # Queues with a watch, which a notification ends; and queues that ever had one.
+        # Queues with a watch, which ends with a notification; and all queues that ever had a watch.
         self._watched: set[str] = set()
         self._asked: set[str] = set()
 
@@ -226,7 +226,7 @@ class DoorbellListener(Duty):
             gevent.sleep(self.step(self._current.member))
 
     def step(self, member: Member | None) -> float:
-        """Watch queues that became idle; return the seconds until the next step."""
+        """Watch the doorbells of newly idle queues; return the seconds until the next step."""
         if member is not self._member:
             self._member = member
             self._watched.clear()
@@ -251,7 +251,7 @@ class DoorbellListener(Duty):
         return LOOK_SECONDS if len(some) == len(idle) else SOON_SECONDS
 
     def rang(self, queue: str) -> None:
-        """Start to poll the broker for messages of a queue, without waiting."""
+        """Poll the broker for messages of a queue now, because its doorbell rang."""
         self._watched.discard(queue)
         slot = self._slots.get(queue)
         if slot is not None and slot.subscription is not None:

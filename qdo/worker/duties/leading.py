@@ -33,7 +33,7 @@ from qdo.worker.duties.duty import CurrentMember, Duty
 
 _log = logging.getLogger(__name__)
 
-# How often workers that do not lead check for leadership. The check only reads their memory.
+# Seconds between a follower's checks for leadership. The check only reads memory.
 LOOK_SECONDS = 0.1
 PERIOD_SECONDS = 60.0
 
@@ -41,8 +41,8 @@ PERIOD_SECONDS = 60.0
 class LeaderDuty(Duty):
     """A duty that acts while its worker leads.
 
-    Two workers may act at once, because a deposed leader may not know it yet. Each duty says why
-    that does no harm.
+    Two workers may act at once, because a deposed leader may still believe that it leads. Each duty
+    explains why two acting workers do no harm.
     """
 
     look_seconds: float = LOOK_SECONDS
@@ -62,7 +62,7 @@ class LeaderDuty(Duty):
         return self.lead(member)
 
     def follow(self, member: Member | None) -> None:
-        """Note that this worker does not lead, or is not registered."""
+        """Reset the duty, because this worker does not lead or is not registered."""
 
     @abc.abstractmethod
     def lead(self, member: Member) -> float:
@@ -70,7 +70,7 @@ class LeaderDuty(Duty):
 
 
 def keep_action(recorder: Recorder, entry: AuditEntry) -> bool:
-    """Queue an entry of the action log for storage; return whether there was room for it."""
+    """Pass an entry of the action log to the history; return False if the recorder is full."""
     if len(recorder.actions) >= MAX_KEPT:
         return False
     recorder.actions.append(
@@ -94,17 +94,17 @@ def _as_json(values: Values | None) -> str | None:
 
 
 def further_chores(recorder: Recorder | None) -> list[tuple[str, Act]]:
-    """Return the chores of a worker that has a history."""
+    """Return the additional chores of a worker with a history."""
     if recorder is None:
         return []
     return [("copied-actions", CopiedActionsChore(partial(keep_action, recorder)))]
 
 
 class Chores(LeaderDuty):
-    """Does all chores once in each period, one after the other, while this worker leads.
+    """Does all chores in sequence, once in each period, while this worker leads.
 
-    A failed chore is repeated in the next period. A deposed leader that still does a chore does no
-    harm, because the fence rejects its transactions.
+    The leader repeats a failed chore in the next period. A deposed leader that still does a chore
+    does no harm, because the fence rejects its transactions.
     """
 
     name = "chores"
@@ -116,7 +116,7 @@ class Chores(LeaderDuty):
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         super().__init__(current)
-        # Add jitter, so that workers do not all run during an election.
+        # Jitter prevents all workers from running during an election.
         self.look_seconds = period_seconds * random.uniform(0.9, 1.1)
         self._chores: Sequence[tuple[str, Act]] = (
             *further,
@@ -133,7 +133,7 @@ class Chores(LeaderDuty):
         super().run()
 
     def lead(self, member: Member) -> float:
-        """Do each chore once, and record its result."""
+        """Do each chore once and record its result; return the seconds until the next round."""
         records = []
         for name, chore in self._chores:
             if member is not self._current.member or not member.leader.is_leader():

@@ -1,4 +1,4 @@
-"""Opens sessions at the coordinator, and makes a member for each session."""
+"""Open sessions at the coordinator, and make a member for each session."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OnSession = Callable[["tuple[int, bytes] | None", "float | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
-    """The parts of a worker process that all its members use."""
+    """The parts of a worker process that all of its members use."""
 
     broker: Broker
     filter: QueueFilter
@@ -50,7 +50,7 @@ class MemberParts:
     actions: Mapping[str, Perform]
     gate: PauseGate
     live: LiveSettings
-    # Called with each watched queue that got a message; None without doorbells.
+    # Called with a watched queue when its doorbell rings; None without doorbells.
     on_doorbell: Callable[[str], None] | None
     totals: CheckpointTotals
 
@@ -58,9 +58,9 @@ class MemberParts:
 class MemberFactory:
     """Opens sessions, and makes a member for each session.
 
-    :ivar connect_seconds: how long one attempt to connect or register may take.
-    :param on_session: called with the id and password, and the timeout, of every session before its
-        first write. Called with None after the worker has closed the session.
+    :ivar connect_seconds: time limit of one attempt to connect or to register.
+    :param on_session: called with the id, password and timeout of every session before its first
+      write, and with None after the worker has closed the session.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class MemberFactory:
         :raises UsageError: the workers of the app use another broker file.
         :raises NodeRefusedError: the account lacks a right that workers need.
         :raises OpenTreeError: accounts without a role can change the nodes.
-        :raises RejectedError: this version of qdo is too old for the app.
+        :raises RejectedError: the fleet of the app requires a newer version of qdo.
         """
         settings = self._settings
         of_parent = f"{self._name} of parent process" if self._name else "parent process"
@@ -107,7 +107,7 @@ class MemberFactory:
                 process=f"host {component['host']}, {of_parent} {component['parent']}",
                 zone=settings.zone,
                 address=settings.address,
-                # As leader, assign no queue before the deleted queues are known.
+                # A leader assigns queues only after it knows the deleted queues.
                 wait_for_deleted=has_dynamic_queues(parts.broker),
                 positions=self._positions,
                 totals=parts.totals,
@@ -116,7 +116,7 @@ class MemberFactory:
         return member
 
     def _open(self, broker: Broker) -> Client:
-        """Return a client with a session, after all checks that may refuse this worker."""
+        """Return a client with an open session; raise an error if a check refuses this worker."""
         settings = self._settings
         client = connect(
             settings.coordinator,
@@ -130,7 +130,8 @@ class MemberFactory:
             client.stop()
             raise
         try:
-            # Check before reporting the session: the parent restarts a worker that had a session.
+            # Check before reporting the session, because the parent restarts a worker that had a
+            # session.
             check_rights(client, self._layout, self.connect_seconds)
             check_format_level(client, self._layout)
             self._check_broker(client, broker)
@@ -147,8 +148,8 @@ class MemberFactory:
         return [
             *parts.make_machines(self._layout, member),
             ActionsWatch(fleet, member.name, parts.actions, wall=time, call=member.call),
-            # Watch settings before the pauses, whose node opens the gate. So jobs start with
-            # current settings.
+            # Watch settings before pauses. The node of the pauses opens the gate, so jobs start
+            # with current settings.
             SettingsWatch(fleet.settings, parts.live),
             PauseWatch(
                 fleet.holds,
@@ -167,21 +168,21 @@ class MemberFactory:
             check_broker(client, self._layout, node, self.connect_seconds)
 
     def check_format_level(self) -> None:
-        """Raise RejectedError if this version has become too old for its registered worker."""
+        """Raise RejectedError if the fleet now requires a newer version of qdo."""
         if self._client is not None:
             check_format_level(self._client, self._layout)
 
     def close(self, member: Member) -> bool:
-        """Stop a member and close its session; return whether the session is over."""
+        """Stop a member and close its session; return whether the session has ended."""
         member.stop()
         over = self._client is None or self._client.session_over
         self._client = self._member = None
-        if over:  # otherwise, the parent closes the session after the death of this process
+        if over:  # otherwise the parent closes the session after the death of this process
             self._on_session(None, None)
         return over
 
     def count_interrupted(self, in_flight: Sequence[InFlight], reason: str) -> int:
-        """Count the attempts that the end of an earlier session interrupted; return the count."""
+        """Record the attempts that the end of an earlier session interrupted; return the count."""
         if self._client is None or not in_flight:
             return 0
         counted = count_interrupted(self._client, self._layout, in_flight, reason, self._positions)
@@ -193,7 +194,7 @@ class MemberFactory:
             warn_of_server(self._client)
 
     def survey(self, queues: Iterable[str]) -> FleetSurvey:
-        """Return the workers of these queues, see `fleet_survey`; no workers without a session."""
+        """Return the survey of these queues; without a session, all are unattended."""
         if self._client is None or self._member is None:
             return FleetSurvey(sorted(queues), {})
         return fleet_survey(self._client, self._layout, self._positions, self._member.name, queues)

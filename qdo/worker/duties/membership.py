@@ -1,4 +1,4 @@
-"""The duty "registration": keeps a worker process registered at the coordinator.
+"""The duty "registration" keeps a worker process registered at the coordinator.
 
 After the end of a registration, the process registers again as a new worker.
 """
@@ -31,14 +31,15 @@ from qdo.worker.shared_memory import InFlightTable
 
 _log = logging.getLogger(__name__)
 
-# Delays between attempts to register again; the worker never gives up.
+# Delays between attempts to register again. The worker never gives up.
 REGISTER_BACKOFF = Backoff(0.1, 5.0)
 
 
 class ClaimEvents:
     """Passes the events of one registration to the dispatcher, and counts them.
 
-    Each registration has a separate object, so events of an old registration never reach a new one.
+    Each registration has its own object, so events of an old registration never reach the new
+    member.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ClaimEvents:
         history: Recorder | None,
     ) -> None:
         self.member: Member | None = None
-        # Set when the registration has ended permanently.
+        # Set when the registration has ended.
         self.over = Event()
         self._dispatcher = dispatcher
         self._counters = counters
@@ -101,8 +102,8 @@ class ClaimEvents:
 class MembershipLoop(Duty):
     """Registers a worker process, and registers it again after each end of its session.
 
-    :param make_events: makes the receiver of a registration's events.
-    :param in_flight: the messages in flight. When a session ends, their attempts are counted.
+    :param make_events: makes the object that receives the events of a registration.
+    :param in_flight: the messages in flight. When a session ends, the loop counts their attempts.
     """
 
     name = "registration"
@@ -127,7 +128,7 @@ class MembershipLoop(Duty):
         self._on_start_error = on_start_error
 
     def run(self) -> None:
-        """Register; a first failure stops the worker. Later failures are retried forever."""
+        """Register now and after each end of a session; stop the worker if the first try fails."""
         events = self._make_events()
         try:
             self._register(events)
@@ -168,15 +169,15 @@ class MembershipLoop(Duty):
             try:
                 self._register(events)
                 return events
-            except (UnreachableError, NodeRefusedError, UsageError) as error:  # first start worked
-                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spreads pauses
+            except (UnreachableError, NodeRefusedError, UsageError) as error:  # retry
+                pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spread the pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)
 
     def _count_interrupted(self, worker: str) -> None:
-        """Count the attempts that the lost session of a worker interrupted."""
-        # The jobs of these messages may still run. The next owners run the messages again, and know
-        # of these attempts only from the recorded counts.
+        """Record the attempts that the loss of a worker's session interrupted."""
+        # The jobs of these messages may still run. The next owners repeat the messages, and know of
+        # these attempts only from the recorded counts.
         in_flight = self._in_flight.of_worker(worker)
         reason = f"{worker}: its session expired while the job ran"
         try:
@@ -205,7 +206,7 @@ class MembershipLoop(Duty):
         if member is None:
             return
         if member.failure is not None:
-            # The jobs of this member still run: `close` ends the session after the drain.
+            # The jobs of this member still run. `close` ends the session after the drain.
             self._current.failed = member
             raise RuntimeError(f"the coordination of {member.name} failed") from member.failure
         self._members.close(member)
@@ -216,7 +217,7 @@ class MembershipLoop(Duty):
 
 
 def leave(members: MemberFactory, current: CurrentMember) -> None:
-    """End the current registration, if any: step 5 of the shutdown."""
+    """End the current registration, if any. This is step 5 of the shutdown."""
     member = current.member or current.failed
     current.member = current.failed = None
     if member is None:

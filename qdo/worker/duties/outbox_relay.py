@@ -1,7 +1,8 @@
-"""The duty "outbox": sends the messages of SQL outboxes. Only the leader of the fleet does it.
+"""The duty "outbox" of the fleet's leader sends the messages of SQL outboxes.
 
-Database drivers block their thread, for example SQLite's while another process has the lock. So a
-relay runs in gevent's pool of native threads, and the event loop continues to serve the queues.
+Database drivers block their thread. For example, SQLite's driver blocks while another process has
+the lock. A relay therefore runs in gevent's pool of native threads, and the event loop continues to
+serve the queues.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from qdo.worker.duties.leading import LeaderDuty
 
 _log = logging.getLogger(__name__)
 
-# How often the leader looks for new rows.
+# Seconds between two looks for new rows.
 POLL_SECONDS = 0.5
-# Pause after an error of the database or the broker.
+# Pause after an error of the database or the broker, in seconds.
 RETRY_SECONDS = 5.0
-# How often the leader counts waiting and refused rows.
+# Seconds between two counts of waiting and refused rows.
 COUNT_SECONDS = 10.0
 
 
 class Relay(LeaderDuty):
-    """Empties the outboxes of an app.
+    """Relays the messages of an app's outboxes to the broker.
 
-    :ivar quiet: whether the last look found every outbox empty, or another worker leads.
-    :raises UnsupportedError: the broker does not deduplicate, or does so for too short a time.
+    :ivar quiet: whether every outbox was empty at the last look, or another worker leads.
+    :raises UnsupportedError: the broker does not deduplicate for long enough.
     """
 
     name = "outbox"
@@ -55,9 +56,9 @@ class Relay(LeaderDuty):
         self._broker = broker
         self.quiet = False
         self._count_at = 0.0
-        # The relays whose databases have not answered yet, by outbox number.
+        # The running relays, by outbox number.
         self._running: dict[int, Any] = {}
-        # The results of `OutboxTable.counts` by table, only while this worker leads.
+        # The results of `OutboxTable.counts` by table; empty while another worker leads.
         self.counts: dict[str, tuple[int, int, int]] = {}
 
     def follow(self, member: Member | None) -> None:
@@ -66,14 +67,14 @@ class Relay(LeaderDuty):
         self.counts = {}
 
     def lead(self, member: Member) -> float:
-        """Relay all waiting rows."""
+        """Relay all waiting rows; return the seconds until the next step."""
         running = self._running
         counts = clock() >= self._count_at
         for number, outbox in enumerate(self._outboxes):
             if number not in running:
                 thread_pool = gevent.get_hub().threadpool
                 running[number] = thread_pool.spawn(self._relay, outbox, counts)
-        # An unresponsive database delays only its own rows.
+        # With a timeout, an unresponsive database delays only its own rows.
         gevent.wait([*running.values()], timeout=POLL_SECONDS)
         ended = [number for number, relay in running.items() if relay.ready()]
         results = [running.pop(number).get() for number in ended]
@@ -89,7 +90,7 @@ class Relay(LeaderDuty):
         return RETRY_SECONDS if None in results else POLL_SECONDS
 
     def _relay(self, outbox: OutboxTable, counts: bool) -> int | None:
-        """Return the number of rows sent, None if sending failed."""
+        """Relay the rows of one outbox; return the number of sent messages, None after an error."""
         table = str(outbox.table.name)
         try:
             moved = outbox.relay(self._broker)
@@ -104,7 +105,7 @@ class Relay(LeaderDuty):
         if counts:
             try:
                 self.counts[table] = outbox.counts(self.counts.get(table, (0, 0, 0))[2])
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - databases raise what their drivers raise
                 self.counts.pop(table, None)
                 _log.debug("cannot count the messages in %s: %s", table, describe(error))
         return moved

@@ -1,4 +1,4 @@
-"""The duty "discovery": the leader creates and maintains the nodes of the broker's queues.
+"""The duty "discovery" of the leader creates and maintains the nodes of the broker's queues.
 
 The rebalancer assigns only queues that have a node. If a broker's queues come and go, the leader
 also maintains the existing nodes. `QueueInventory` makes the decisions without I/O.
@@ -13,12 +13,12 @@ finished   completely processed: its node is a tombstone, marked as      in use 
            deleted, and it is never started again                        resets or seeks it)
 =========  ============================================================  =======================
 
-A queue starts after all its parents are over, in whatever order the leader discovers them. A
-parent is over in one of three cases:
+A queue starts after all its parents are over, whatever the order of their discovery. A parent is
+over in three cases:
 
-- its node is marked as finished, and the queue was not recreated since;
-- it has no node and the broker does not list it: it was finished long ago;
-- it vanished unfinished and was retired: its remaining messages cannot be read any more.
+- its node is marked as finished, and the queue was not recreated afterwards;
+- it has no node and the broker does not list it, because it was finished long ago;
+- it vanished unfinished and is retired, because no worker can read its remaining messages.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ from qdo.worker.duties.streams import OPEN_SECONDS, ShardOpener
 
 _log = logging.getLogger(__name__)
 
-# How often the leader reads the progress of parents whose children wait.
+# Seconds between two reads of the progress of parents whose children wait.
 PARENTS_SECONDS = 1.0
-# Nodes that the leader reads again with each list, because an operator may have changed them.
+# Number of nodes that the leader rereads after each list, to find changes by operators.
 REREAD_PER_LIST = 5000
-# Nodes parsed before other greenlets may run. Parsing this many takes about 10 ms.
+# Number of nodes to parse before other greenlets run. Parsing these takes about 10 ms.
 READ_AT_ONCE = 1000
-# Maximum queues to retire, restore or mark as finished in one step, which must be short.
+# Maximum number of queues to retire, restore or mark as finished in one step. Steps must be short.
 CHANGED_AT_ONCE = 100
 NAMES_SHOWN = 20
-# How often workers that do not lead check for leadership. The check only reads their memory.
+# Seconds between a follower's checks for leadership. The check only reads memory.
 LEADER_LOOK_SECONDS = 0.1
-# Time to collect arriving names, whose queues are then created together.
+# Seconds for which the leader collects new names, to create their queues together.
 SOON_SECONDS = 0.05
-# Pause after a failure of the coordinator.
+# Pause after a failure of the coordinator, in seconds.
 RETRY_SECONDS = 1.0
-# Maximum time between two rounds for queues that come and go. The term may have changed unnoticed.
+# Maximum seconds between two rounds for brokers whose queues come and go.
 RECONCILE_SECONDS = 5.0
 _NEVER = float("inf")
 
 
 class QueueInventory:
-    """The queues of one broker and their nodes, in one term of the leader.
+    """The queues of one broker and their nodes during one term of the leader.
 
     :ivar complete: whether the leader has read every node that existed at the start of the term.
-    :ivar deleted: queues whose nodes are marked as deleted, by the leader or an operator.
+    :ivar deleted: queues whose nodes the leader or an operator has marked as deleted.
     :ivar finished: queues whose nodes are at the end position.
-    :ivar reopened: finished queues that were recreated under the same name.
+    :ivar reopened: finished queues that the broker lists again as new queues of the same name.
     :ivar nodes: names of all queue nodes in the last list.
     """
 
@@ -91,7 +91,7 @@ class QueueInventory:
         self._waiting: dict[str, tuple[str, ...]] = {}
 
     def read(self, names: Iterable[str], nodes: Mapping[str, QueueNode]) -> None:
-        """Record the nodes of these queues; `nodes` holds the existing ones."""
+        """Record the nodes of these queues; `nodes` contains the existing nodes."""
         for name in names:
             node = nodes.get(name, NEW)
             _put(self.deleted, name, node.deleted)
@@ -118,17 +118,17 @@ class QueueInventory:
         return sorted(name for name, count in self._misses.items() if count >= limit)
 
     def settled(self, name: str) -> None:
-        """Record that the node of a queue was changed, or currently cannot be changed."""
+        """Record that the leader has changed the node of a queue, or currently cannot change it."""
         self._misses.pop(name, None)
         if name not in self.deleted:
-            self.finished.discard(name)  # until its node is read again
+            self.finished.discard(name)  # until the next read of its node
 
     def returned(self) -> list[str]:
         """Return the retired queues that the broker lists again."""
         return sorted((self._retired & self._listed) - self.finished)
 
     def over(self, parent: str) -> bool:
-        """Return whether the children of a queue may start."""
+        """Return whether a parent is over, so that its children may start."""
         if parent in self.nodes:
             vanished = parent in self._retired and parent not in self._listed
             return (parent in self.finished and parent not in self.reopened) or vanished
@@ -145,19 +145,19 @@ class QueueInventory:
         return self._waiting.keys()
 
     def awaited(self) -> list[str]:
-        """Return the unfinished parents for which queues wait, to be read again."""
+        """Return the unfinished parents of waiting queues; the leader rereads their nodes."""
         wanted = {parent for parents in self._waiting.values() for parent in parents}
         return sorted((wanted & self.nodes) - self.finished)
 
     def take_ready(self) -> list[str]:
-        """Remove and return the waiting queues whose parents are all over."""
+        """Return the waiting queues whose parents are all over; these no longer wait."""
         ready = [name for name, parents in self._waiting.items() if all(map(self.over, parents))]
         for name in ready:
             del self._waiting[name]
         return sorted(ready)
 
     def to_mark_finished(self) -> list[str]:
-        """Return the finished queues to mark as finished: all their children have nodes."""
+        """Return the finished queues to mark as such, because all their children have nodes."""
         over = self.finished - self.deleted
         if not over:
             return []
@@ -180,7 +180,7 @@ def _put(names: set[str], name: str, among: bool) -> None:
 class QueueReconciler:
     """Maintains the queue nodes of a broker for one term of the leader.
 
-    Its methods raise every failure. The next step repeats the work.
+    A method that fails raises the error, and the next step repeats the work.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -190,7 +190,7 @@ class QueueReconciler:
         self._inventory = QueueInventory(self._end_text, self._missing_lists)
         self._names: Sequence[str] | None = None
         self._parents: dict[str, tuple[str, ...]] = {}
-        # The nodes that must still be read again.
+        # The nodes to reread in this round.
         self._round: list[str] = []
         self._excluded: frozenset[str] = frozenset()
         self._logged_waiting: set[str] = set()
@@ -223,7 +223,7 @@ class QueueReconciler:
         return True
 
     def listed(self, names: Sequence[str]) -> bool:
-        """Record the broker's list of queues; return False if their parents are unknown."""
+        """Record the broker's list of queues; return False if it cannot read their parents."""
         if self._listed and not names and self._missing_lists is not None:
             _log.warning(
                 "the broker no longer lists any queue, after %s; retiring them after %s in a row",
@@ -232,7 +232,8 @@ class QueueReconciler:
             )
         self._listed = len(names)
         if self._end_text is not None:
-            # A waiting queue may have been recreated under the same name.
+            # Reread the parents of waiting queues, because a new queue of the same name has other
+            # parents.
             known = self._parents.keys() - self._inventory.waiting
             try:
                 self._parents = {
@@ -253,9 +254,9 @@ class QueueReconciler:
         return True
 
     def _find_reopened(self, names: Sequence[str]) -> None:
-        """Find finished queues that were recreated under the same name; log new findings."""
+        """Find finished queues that exist again under the same name; log new findings."""
         inventory = self._inventory
-        # The leader read the finished queues before it requested the list from the broker.
+        # This is correct because the leader read the finished queues before it requested the list.
         reopened = {
             name
             for name in names
@@ -271,7 +272,7 @@ class QueueReconciler:
         inventory.reopened = reopened
 
     def reread_some(self, queues: LeaderQueues) -> None:
-        """Read the next few nodes again, in turn: an operator may have changed them."""
+        """Reread the next nodes of the round, because an operator may have changed them."""
         if not self._round:
             self._round = list(self._inventory.deleted)
             if self._end_text is not None:
@@ -297,7 +298,7 @@ class QueueReconciler:
             queues, inventory.to_mark_finished(), mark, "marked %s as finished: %s"
         )
         if more:
-            return 0.0  # each exclusion makes the rebalancer plan: exclude all at once
+            return 0.0  # exclude all together, because the rebalancer plans after each exclusion
         self._exclude_deleted(queues)
         busy = inventory.waiting or inventory.finished - inventory.deleted
         return PARENTS_SECONDS if busy else _NEVER
@@ -363,8 +364,8 @@ class QueueReconciler:
             self._inventory.read(some, queues.read_queues(some))
 
     def _exclude_deleted(self, queues: LeaderQueues) -> None:
-        # Repeated each time: a rebalancer that regained leadership has forgotten the excluded
-        # queues.
+        # Exclude in each step, because a rebalancer that regained leadership has forgotten the
+        # excluded queues.
         if self._inventory.deleted != self._excluded:
             self._excluded = frozenset(self._inventory.deleted)
         queues.exclude_deleted(self._excluded)
@@ -377,7 +378,7 @@ def _log_names(template: str, names: Iterable[str]) -> None:
 
 
 def has_dynamic_queues(broker: Broker) -> bool:
-    """Return whether queues of this broker vanish or end, so their nodes must be read."""
+    """Return whether queues of this broker may vanish or end."""
     can = broker.capabilities
     return can.missing_lists_before_retire is not None or can.end_position_text is not None
 
@@ -398,9 +399,9 @@ class Discovery(Duty):
         self._wanted = Event()
         self._leader: LeaderQueues | None = None
         self._reconciler: QueueReconciler | None = None
-        # The names that were listed or received in this term.
+        # The names from the broker's lists and from workers in this term.
         self._known: set[str] = set()
-        # Names received since the last step.
+        # New names from workers since the last step.
         self._fresh: set[str] = set()
         self._rejected: set[str] = set()
         self._list_at = 0.0
@@ -415,7 +416,7 @@ class Discovery(Duty):
             self._wanted.clear()
 
     def names_received(self, names: Iterable[str]) -> bool:
-        """Record queues that received messages; return whether any of them is new."""
+        """Record queues that received messages; return whether any queue is new."""
         fresh = set(names) - self._known
         if self._opener is not None:
             fresh -= self._opener.hidden
@@ -432,8 +433,8 @@ class Discovery(Duty):
             return LEADER_LOOK_SECONDS
         now = self._clock()
         if member is not self._leader:
-            # Forget the queues of an earlier leader or term. Creating an existing node is
-            # harmless, but a queue without a node is never processed.
+            # Forget the queues of an earlier leader or term. Creating an existing node is harmless,
+            # but no worker processes a queue without a node.
             self._leader = member
             self._known.clear()
             self._list_at = now
@@ -447,7 +448,7 @@ class Discovery(Duty):
                 pause = self._reconcile(self._reconciler, member, now)
         except QdoError as error:
             text = describe(error)
-            if text != self._fault:  # an outage may last for hours
+            if text != self._fault:  # warn once, because an outage may last for hours
                 _log.warning(
                     "cannot update the queue nodes, retrying every %g s: %s", RETRY_SECONDS, text
                 )
@@ -470,7 +471,7 @@ class Discovery(Duty):
         if self._opener is not None and (fresh or lists or now >= self._open_at):
             self._open_at = now + OPEN_SECONDS
             fresh |= self._opener.step(queues.read_queues)
-            fresh -= self._opener.hidden  # `hidden` was read after the names
+            fresh -= self._opener.hidden  # `step` updated `hidden` after the names were read
             self._open_at = self._open_at if self._opener.hidden else _NEVER
         self._fresh = set()
         self._known |= fresh
@@ -498,7 +499,7 @@ class Discovery(Duty):
 
     def _list(self) -> list[str] | None:
         try:
-            # Intern the names, because other parts keep them too.
+            # Intern the names to save memory, because other parts also keep them.
             return list(map(sys.intern, self._broker.catalog.names()))
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             _log.warning(
@@ -509,7 +510,7 @@ class Discovery(Duty):
             return None
 
     def _fitting(self, names: list[str], count: int) -> list[str]:
-        """Return the new queues that get a node; the `count` existing nodes stay."""
+        """Return the new queues that fit into `max_queues` beside `count` existing nodes."""
         if self._broker.max_queues is None:
             return names
         room = max(0, self._broker.max_queues - count)

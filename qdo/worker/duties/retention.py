@@ -1,4 +1,4 @@
-"""The duty "retention": trims old processed messages and old dead letters.
+"""The duty "retention" deletes old processed messages and old dead letters.
 
 Each owner trims its own queues, because only the owner knows their processed positions.
 """
@@ -20,11 +20,11 @@ from qdo.worker.engine.slot import Slot
 
 _log = logging.getLogger(__name__)
 
-# Time between trims of a queue, as a share of the retention time, within the limits below.
+# Time between trims of a queue, as a share of the retention time, and its limits in seconds.
 PERIOD_SHARE = 0.05
 PERIOD_MIN_SECONDS = 10.0
 PERIOD_MAX_SECONDS = 3600.0
-# Maximum time between trims of a queue with limited dead letters.
+# Maximum seconds between trims of a queue if the settings limit dead letters.
 DEAD_LETTERS_SECONDS = 60.0
 
 
@@ -53,12 +53,12 @@ class Retention(Duty):
         while True:
             if self._changed.wait(self.step()):
                 self._changed.clear()
-                # The next round begins as early as the changed settings require.
+                # The changed settings may require an earlier start of the next round.
                 self._round_ends = min(self._round_ends, self._clock() + self._period())
 
     def step(self) -> float:
-        """Trim the next owned queue; return the seconds until the next step."""
-        # A round takes one period. This spreads out the deletes of thousands of queues.
+        """Trim the next queue of the round; return the seconds until the next step."""
+        # A round takes one period, to spread out the deletes of thousands of queues.
         now = self._clock()
         if not self._round:
             if now < self._round_ends:

@@ -1,4 +1,4 @@
-"""The duty "component": keeps the component node of a worker up to date."""
+"""The duty "component" keeps the component node of a worker up to date."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import Counters, Slot, SlotState
 from qdo.worker.runs import Runs
 
-# Maximum time between two updates of the component node.
+# Maximum seconds between two updates of the component node.
 REFRESH_SECONDS = 10.0
 # Minimum number of reports per session timeout. A dead worker stays registered for a session
-# timeout, and `qdo workers` shows it as silent by the age of its last report.
+# timeout. If its last report is too old, `qdo workers` shows the worker as silent.
 REPORTS_PER_SESSION = 3
-# Maximum queues to list: those farthest behind. Many clients read component nodes.
+# Maximum number of queues to list. The list is short, because many clients read component nodes.
 MOST_QUEUES = 100
-# Maximum paused jobs to list, and maximum length of each error.
+# Maximum number of paused jobs to list, and maximum length of each error in characters.
 MOST_JOBS = 20
 ERROR_CHARACTERS = 200
-# Minimum lag of a listed queue, run time of a listed message, and pause of a listed job.
+# Minimum lag, run time and rest, in seconds, of listed queues, messages and jobs.
 WORTH_SECONDS = 1.0
-# Two limits of a starved worker. It waits for a processor for the first share of its time, and for
-# the second share of the time in which it could run. Idle workers on a machine with six busy
-# processes per processor wait for 0.07 of their time. Busy workers beside three others wait for
-# 0.75 of the time in which they could run. A worker with a hundredth of a processor has shares of
-# 0.4 to 0.9 and of 0.98.
+# A starved worker exceeds both limits: the share of its time, and the share of its runnable time,
+# for which it waits for a processor. Idle workers on a machine with six busy processes per
+# processor wait for 0.07 of their time. Busy workers with three busy neighbors wait for 0.75 of
+# their runnable time. For a worker with a hundredth of a processor, the shares are 0.4 to 0.9 and
+# 0.98.
 WAITED_SHARE = 0.33
 WANTED_SHARE = 0.8
 
 
 class ProcessorWaits:
-    """Measures the share of `STARVED_SECONDS` for which a thread has waited for a processor."""
+    """Measures the share of the time for which a thread has waited for a processor."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float, float]] = deque()
 
     def look(self, now: float, waited: float, ran: float) -> float | None:
-        """Return the share of the time if the thread is starved.
+        """Return the share of the time if the thread is starved, otherwise None.
 
-        `waited` and `ran` are the total seconds so far.
+        `waited` and `ran` are the total seconds of the thread so far.
         """
         self._marks.append((now, waited, ran))
         while len(self._marks) > 1 and self._marks[1][0] <= now - STARVED_SECONDS:
@@ -78,7 +78,7 @@ class ProcessorWaits:
 
 
 class MinuteCounts:
-    """The counts of the last hour, from the increases of the totals at each look."""
+    """The counts of each minute of the last hour, computed from the totals at each look."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -86,15 +86,15 @@ class MinuteCounts:
         self._minutes: dict[int, list[int]] = {}
 
     def look(self, now: float) -> LastHour:
-        """Return the counts up to a Unix time."""
+        """Return the counts of the hour that ends at a Unix time."""
         newest = int(now // 60)
         counters = self._counters
         failed = counters.unsuccessful - counters.skipped
-        # This costs nothing per message. A message counts up to one report after its end.
+        # The counts cost nothing per message, but are late by up to one report.
         row = self._minutes.setdefault(newest, [0, 0, 0])
         for column, total in enumerate((counters.processed, failed, counters.dead_lettered)):
-            # The engine takes back an attempt that must not count, so a total may shrink for a
-            # while.
+            # A total may shrink for a while, because the engine subtracts attempts that must not
+            # count.
             row[column] += max(0, total - self._before[column])
             self._before[column] = max(total, self._before[column])
         shown = range(newest, newest - MINUTES, -1)
@@ -198,8 +198,8 @@ class StatusReport(Duty):
 
     def _long_runs(self) -> tuple[tuple[str, str, int, float, float | None], ...]:
         """Return queue, id, attempt, seconds, and for unusually long runs the usual seconds."""
-        # List messages that an earlier report has seen. The seconds are too few by at most the time
-        # between two reports.
+        # List only messages that were already running at an earlier report. Their run time is too
+        # short by at most the time between two reports.
         runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
         longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))
         items = []
@@ -210,7 +210,7 @@ class StatusReport(Duty):
 
 
 def paces(slots: Iterable[Slot], now: float) -> dict[str, tuple[float, float]]:
-    """Return the paces of the queues that are not at their ends, see `Durations.pace`."""
+    """Return the paces of the queues that have messages left, see `Durations.pace`."""
     going = (
         (slot.claim.done, slot.queue, slot.durations)
         for slot in slots
@@ -229,7 +229,7 @@ def lags(slots: Iterable[Slot]) -> dict[str, float]:
     """Return the age in seconds of the first unprocessed message, by queue."""
     behind = []
     for slot in slots:
-        # Only polled brokers have subscriptions. Every client can read the lag at other brokers.
+        # Only polled brokers have subscriptions. At other brokers, every client can read the lag.
         seconds = None if slot.subscription is None else slot.subscription.behind_seconds()
         if seconds is not None and seconds >= WORTH_SECONDS:
             behind.append((seconds, slot.queue))

@@ -1,8 +1,8 @@
-"""Open the hidden shards of streams whose parents are done: a step of the leader's discovery.
+"""Open the hidden shards of streams whose parents are done, as a step of the leader's discovery.
 
-This step reads only values that grow: the end of a sealed parent, and the recorded `last`. So an
-outdated answer may delay a shard, but never opens a shard too early. Two workers, or a deposed
-leader, may do this at once without harm.
+This step depends only on values that grow: the end of a sealed parent, and the recorded `last`. So
+an outdated value may delay a shard, but never opens a shard too early. Two workers may do this step
+at once without harm, even if one is a deposed leader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qdo.text import join_some
 
 _log = logging.getLogger(__name__)
 
-# How often the leader checks the parents of hidden shards.
+# Seconds between two checks of the parents of hidden shards.
 OPEN_SECONDS = 0.5
 
 
@@ -31,14 +31,14 @@ class ShardOpener:
         self.hidden: frozenset[str] = frozenset()
 
     def step(self, read: Callable[[Sequence[str]], Mapping[str, QueueNode]]) -> set[str]:
-        """Check the hidden shards once, and return the opened ones; `read` reads nodes."""
+        """Check the hidden shards once; return the opened shards. `read` returns queue nodes."""
         shards = self._streams.resharded()
         waiting = [each for each in shards if each.hidden]
         if not waiting:
             self.hidden = frozenset()
             return set()
         nodes = read(sorted({name for each in waiting for name in each.parents}))
-        # The end of a damaged node is unknown, so its children wait.
+        # The children of a queue with a damaged node wait, because its `last` is unknown.
         last = {name: node.last for name, node in nodes.items() if node.fault is None}
         by_name = {each.queue: each for each in shards}
         opened = {each.queue for each in waiting if are_done(each, by_name, last)}

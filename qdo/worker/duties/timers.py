@@ -1,4 +1,4 @@
-"""The duty "timers": sends the messages of timers. Only the leader of the fleet does it.
+"""The duty "timers" of the fleet's leader sends the messages of timers.
 
 ==============================  ===================================================================
 the leader dies                 consequence
@@ -41,23 +41,23 @@ from qdo.worker.duties.leading import LeaderDuty
 
 _log = logging.getLogger(__name__)
 
-# Longest sleep of the leader, which must notice changes of its clock within this time.
+# Longest sleep of the leader, in seconds. The leader must notice changes of its clock.
 CLOCK_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-# How often the leader reads a damaged node.
+# Seconds between two reads of a damaged node.
 REREAD_SECONDS = 60.0
-# Maximum messages to send at once.
+# Maximum number of messages to send at once.
 AT_ONCE = 500
-# How far a recorded time may be ahead of the clock. A later time comes from a wrong clock.
+# Maximum seconds by which a recorded time may be ahead of a correct clock.
 AHEAD_SECONDS = 3600.0
-# How long after a timer's removal from the app a new leader deletes the timer's node.
+# Minimum seconds from a timer's removal from the app to the deletion of the timer's node.
 UNUSED_SECONDS = 30 * 86_400.0
 
 
 class TimerSender(LeaderDuty):
-    """Sends each due occurrence, then records it.
+    """Sends each due occurrence, then records the occurrence.
 
-    :raises UnsupportedError: `unless_waiting` needs a broker that counts messages.
+    :raises UnsupportedError: a timer has `unless_waiting`, and the broker cannot count messages.
     """
 
     name = "timers"
@@ -81,7 +81,7 @@ class TimerSender(LeaderDuty):
         if counted and not broker.capabilities.countable:
             what = f"count messages, for unless_waiting of timer {counted[0]!r}"
             raise UnsupportedError(broker="this broker", what=what, remedy="omit unless_waiting")
-        # SQS and Kinesis may reject one message and store others, which must not be sent again.
+        # SQS and Kinesis may reject one message of a call and store others, so send one at a time.
         self._most = AT_ONCE if broker.capabilities.lasting_dedup else 1
         if self._most == 1:
             _log.warning(
@@ -94,7 +94,7 @@ class TimerSender(LeaderDuty):
         self._is_clean = False
 
     def lead(self, member: Member) -> float:
-        """Send and record due occurrences, as many as the broker accepts at once."""
+        """Send and record due occurrences, as many as the broker takes; return the next delay."""
         now = self._now()
         names: list[str] = []
         try:
@@ -113,7 +113,7 @@ class TimerSender(LeaderDuty):
         return min(max(0.0, min(self._looks.values()) - self._now()), CLOCK_SECONDS)
 
     def _clean(self, client: Client, layout: Layout, fence: CheckOp) -> int:
-        """Mark the nodes of timers that the app has removed; delete those marked long ago."""
+        """Mark the nodes of timers that the app has removed; delete nodes with an old mark."""
         folder = layout.fleet.timers
         old = self._now() - UNUSED_SECONDS
         nodes = read_timers(client, layout, set(names_below(client, folder)) - set(self._timers))
@@ -126,7 +126,7 @@ class TimerSender(LeaderDuty):
     def _fire(
         self, member: Member, names: list[str], client: Client, layout: Layout, fence: CheckOp
     ) -> int:
-        """Send and record the due occurrences of some timers; failures affect no other timer."""
+        """Send and record the due occurrences of some timers; a refusal affects only its timer."""
         now = self._now()
         due: list[DueTimer] = []
         changed: dict[str, TimerNode] = {}
@@ -134,7 +134,7 @@ class TimerSender(LeaderDuty):
         nodes = read_timers(client, layout, names)
         nodes |= self._reread_ahead(client, layout, fence, nodes)
         for name in names:
-            gevent.sleep(0)  # counting a thousand missed occurrences takes 30 ms
+            gevent.sleep(0)  # yield: counting a thousand missed occurrences takes 30 ms
             timer = self._timers[name]
             node = nodes.setdefault(name, TimerNode(int(now)))
             if node.fault is not None:
@@ -168,8 +168,8 @@ class TimerSender(LeaderDuty):
     def _reread_ahead(
         self, client: Client, layout: Layout, fence: CheckOp, found: Mapping[str, TimerNode]
     ) -> dict[str, TimerNode]:
-        """Write and read nodes whose last time is far ahead, to get the coordinator's time."""
-        # Either the recorded time comes from a wrong clock, or this clock is wrong.
+        """Rewrite nodes whose `last` is far ahead; return them with the coordinator's time."""
+        # Either the recorded time or this worker's clock is wrong.
         bound = self._now() + AHEAD_SECONDS
         ahead = {
             name: replace(node, refused="its last time is ahead of the clock of its leader")
@@ -182,10 +182,10 @@ class TimerSender(LeaderDuty):
         return read_timers(client, layout, ahead)
 
     def _begin_of(self, name: str, node: TimerNode, timer: Timer) -> int:
-        """Return the time after which the next occurrence may be."""
+        """Return the time after which the next occurrence may follow."""
         now = int(self._now())
         if node.last <= now + AHEAD_SECONDS:
-            # A schedule that is new, edited or restored in the code has not missed any occurrence.
+            # A schedule that the code has added, changed or restored has not missed any occurrence.
             return node.last if node.when == timer.when else max(now, node.last)
         if node.last <= node.written + AHEAD_SECONDS:
             _log.error(
@@ -206,7 +206,7 @@ class TimerSender(LeaderDuty):
         changed: dict[str, TimerNode],
         failed: dict[str, Exception | None],
     ) -> Exception | None:
-        """Send occurrences, and put the nodes to write into `changed`; return the error, if any."""
+        """Send occurrences; keep in `changed` only the nodes to write; return the error, if any."""
         sent = send_each(
             sorted(due, key=lambda each: each[1].at),
             partial(send_occurrences, self._app),
@@ -220,8 +220,7 @@ class TimerSender(LeaderDuty):
             else:
                 self._retry([name], describe(error) if error else "its queue is busy")
         if sent.ended is not None:
-            # The state of the other messages is unknown: they stay due, and the next leader may
-            # send them.
+            # The other occurrences stay due, because the state of their messages is unknown.
             known = {timer.name for (timer, _), _ in sent.done} | set(failed)
             for timer, _ in due:
                 if timer.name not in known:
@@ -231,7 +230,7 @@ class TimerSender(LeaderDuty):
     def _refused(
         self, name: str, old: TimerNode, new: TimerNode, reason: str
     ) -> dict[str, TimerNode]:
-        """Keep a refused occurrence for the next attempt; return the changed node, if any."""
+        """Let the leader retry a refused occurrence; return the changed node, if any."""
         self._looks[name] = self._now() + RETRY_SECONDS
         node = replace(new, last=old.last, next=old.next, refused=reason, by=old.by or new.by)
         if node == old:

@@ -1,13 +1,13 @@
 """Detects and names a job while it blocks the event loop.
 
-While the loop is blocked, the process sends no heartbeat and no checkpoint, and all its other
-queues wait. A timer of the loop stores the time in `LoopWatchdog.beat`, and a native thread
-checks it. Turns do not record their job: the thread reads the job from the main thread's stack.
-A job context may block the loop for much longer, because its process does not have a session yet.
+While the loop is blocked, the process sends no heartbeats and no checkpoints, and its other queues
+wait. A timer of the loop stores the time in `LoopWatchdog.beat`, and a native thread checks this
+time. The thread reads the blocking job from the main thread's stack. A job context may block the
+loop for much longer, because the process does not have a session yet.
 
-Both the time and the finding are also stored in memory shared with the parent. The parent keeps the
-session of a blocked process alive. It kills the process when the job has blocked the loop for
-longer than the job's limit (`qdo.worker.supervisor.blocked`).
+The process also stores the time and the finding in memory that its parent shares. The parent keeps
+the session of a blocked process alive. When the job has blocked the loop for longer than its limit,
+the parent kills the process (`qdo.worker.supervisor.blocked`).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from qdo.worker.shared_memory import LoopState
 _log = logging.getLogger(__name__)
 _get_ident: Any = original("_thread", "get_ident", _thread.get_ident)
 
-# A loop that has not run for this long is blocked. Short session timeouts shorten the limit.
+# Seconds without a run after which the loop is blocked. Short session timeouts shorten the limit.
 LIMIT_SECONDS = 1.0
 # Number of checks within the limit.
 CHECKS = 4
-# How many session timeouts a job without a time limit may block the loop.
+# Time for which a job without a time limit may block the loop, in session timeouts.
 PATIENCE = 3.0
-# How long after the limit the process exits by itself, because its parent has died or hangs.
+# Seconds after the limit at which the process exits by itself if its parent has not killed it.
 OVERDUE_SECONDS = 5.0
 _CONTEXT = "the job context"
 
 
 def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -> float:
-    """Return how long, in seconds, a job may block the loop before its process is killed."""
+    """Return the seconds for which a job may block the loop before the parent kills its process."""
     if timeout_seconds is None:
         return PATIENCE * session_timeout_seconds
-    # At least the session timeout: the coordinator does not notice a shorter block.
+    # Allow at least the session timeout, because the coordinator does not notice a shorter block.
     return max(timeout_seconds, session_timeout_seconds)
 
 
@@ -58,9 +58,8 @@ def block_limit(timeout_seconds: float | None, session_timeout_seconds: float) -
 class BlockedLoop:
     """A finding of the watchdog."""
 
-    # "blocked": the loop has not run for `seconds`; "over": the loop runs again after `seconds`;
-    # "stopped": the process, or the thread of its loop, could not run (SIGSTOP, suspend, overloaded
-    # machine).
+    # "blocked": the loop has not run for `seconds`. "over": the loop runs again after `seconds`.
+    # "stopped": the process or the loop's thread could not run (SIGSTOP, suspend, overload).
     kind: str
     seconds: float
     blocked_by: str = ""
@@ -68,7 +67,7 @@ class BlockedLoop:
 
 
 class Watch:
-    """The watchdog's decisions, without I/O; `blocked_seconds`: time the loop has been blocked."""
+    """The watchdog's decisions, without I/O. `blocked_seconds` is the age of the current block."""
 
     def __init__(self, limit_seconds: float, now: float, cpu: float) -> None:
         self._limit = limit_seconds
@@ -92,8 +91,8 @@ class Watch:
         """Compare the clock with the loop's last beat; return a new finding, if any.
 
         :param cpu: seconds of processor time of the process so far.
-        :param look: returns the message and job in flight, and the stack. Its argument is the beat
-            since which the loop has been blocked.
+        :param look: returns the message and job in flight, and the stack. Its argument is the last
+          beat before the block.
         :param waited: seconds for which the loop's thread has waited for a processor so far.
         """
         slept = now - self._checked_at
@@ -104,7 +103,7 @@ class Watch:
         starved = waited - self._waited
         self._waited = waited
         if slept > self._limit and burnt < slept / 2:
-            # This thread did not run, either, and the process used no processor time.
+            # The watchdog's thread did not run either, and the process used little processor time.
             self._stopped_until = now
             self._stopped_seconds += slept
             return BlockedLoop("stopped", slept)
@@ -123,14 +122,14 @@ class Watch:
             return None
         if now - self._stopped_until < self._limit:
             return None
-        found = look(beat)  # the parent reads the finding, and counts the whole time
+        found = look(beat)  # the parent reads the finding and counts the whole time
         if blocked < self._limit:
             return self._starving(beat)
         self._blocked_since = beat
         return BlockedLoop("blocked", blocked, *found)
 
     def _starving(self, beat: float) -> BlockedLoop | None:
-        # Report once for each beat that the machine does not run the loop.
+        # Report only once for each beat that the machine does not run the loop.
         if self._starved_seconds < self._limit or self._starved_beat == beat:
             return None
         self._starved_beat = beat
@@ -143,7 +142,7 @@ class LoopWatchdog:
     :ivar beat: clock time at which the loop last ran.
     :param contact: returns the time at which the coordinator last answered.
     :param tick: called on the native thread at every check.
-    :param exit: exits the process at once; None to only report a blocked loop.
+    :param exit: exits the process at once; None only reports a blocked loop.
     """
 
     def __init__(
@@ -160,7 +159,8 @@ class LoopWatchdog:
         self._session_timeout = session_timeout_seconds
         self._limit = min(LIMIT_SECONDS, session_timeout_seconds / 10)
         self._state = state
-        # If the blocking job lets no other thread run, the job stays unknown.
+        # The longest limit holds for an unknown job: a job that lets no other thread run stays
+        # unknown.
         self._longest = max(
             block_limit(seconds, session_timeout_seconds) for seconds in (None, *timeouts)
         )
@@ -187,12 +187,12 @@ class LoopWatchdog:
         start_thread(guarded("watchdog", self._run))
 
     def started(self) -> None:
-        """Let the parent watch the loop, too, after the job context is entered."""
+        """Let the parent also watch the loop, now that the worker has entered the job context."""
         self._starting = False
         self._store_beat()
 
     def stop(self) -> None:
-        """Stop watching, and wait for the end of the thread."""
+        """Stop the thread, and wait for its end."""
         self._timer.stop()
         self._timer.close()
         self._stopping.release()
@@ -220,7 +220,7 @@ class LoopWatchdog:
             self._ended.release()
 
     def _leave(self) -> None:
-        """Exit, because the job may block forever and no other process ends this one."""
+        """Exit the process, because the job may block forever and the parent does not kill it."""
         if self._exit is None:
             return
         if self._starting:

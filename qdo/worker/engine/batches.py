@@ -11,9 +11,10 @@ it raises something else     no message is done, because the failing one is unkn
                              with attempts, policy and dead letter of its own
 ===========================  ==============================================================
 
-A bad message costs its batch a second run, and uses up only its own attempts. No other message
-fails, and later messages wait only for these runs. A message with counted attempts also runs alone.
-If a message killed its process, as many messages as a batch holds run alone.
+Because of a bad message, its batch runs a second time, but only the bad message uses up its
+attempts. No other message fails, and later messages wait only for these runs. A message with
+counted attempts also runs alone. After a message has killed its process, as many messages as a
+batch holds run alone.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Batches:
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self._outcomes.broker_failed(slot, UNREADABLE, error)
         if claim.out_of_order is not None and claim.positions.stable:
-            return TurnResult.MORE  # a message was cancelled during the fetch: lanes run the rest
+            return TurnResult.MORE  # after a cancellation during the fetch, lanes run the rest
         now = self._engine.clock()
         # The claim or the lease may have ended during the fetch.
         if not claim.open or now >= claim.lease.until:
@@ -73,7 +74,7 @@ class Batches:
         if not rows:
             return TurnResult.TIP
         if not single and len(rows) < job.batch and _is_worth_waiting(turn):
-            # Set only once, so that arriving messages do not prolong the wait.
+            # Set the time only once, so that new messages do not prolong the wait.
             slot.gathering_until = slot.gathering_until or now + job.batch_wait_seconds
             if now < slot.gathering_until:
                 slot.not_before = slot.gathering_until
@@ -90,25 +91,25 @@ class Batches:
                 return self._run_single(turn, rows[0])
             return self._run(turn, rows[: job.batch])
         finally:
-            # After the lease, the message may have been in flight when the session ended.
+            # If the lease has expired, the session may have ended while the message was in flight.
             in_doubt = self._engine.clock() >= claim.lease.until
             self._in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
 
     def _gather(self, turn: Turn, count: int) -> list[Row]:
-        """Return at least `count` rows, or fewer if the queue has no more or its claim ends."""
+        """Return at least `count` rows; fewer if the queue has no more or its claim ends."""
         slot = turn.slot
         claim = turn.claim
         rows = slot.gathered
         if rows is None:
             rows = slot.gathered = []
-        # The broker may have taken back rows of an earlier turn that waited for a full batch.
+        # The broker may have taken back rows that an earlier turn has kept for a full batch.
         self._drop_expired(slot, rows)
         while len(rows) < count:
             slot.limit = min(max(slot.limit, 2 * count), self._fetcher.most)
             batch = self._fetcher.read(slot, claim)
             if batch is None:
                 break
-            # Count before `extend`, which exhausts the iterator.
+            # Count the rows before `extend` exhausts the iterator.
             fetched = length_hint(batch)
             rows.extend(batch)
             if not claim.positions.stable:
@@ -152,7 +153,7 @@ class Batches:
             self._counters.attempts += 1
             return self._failed(turn, rows[0], batch[0], failure)
         if failure is not None:
-            batch.pop()  # the next turn runs it, after all earlier messages
+            batch.pop()  # the next turn runs the undecodable message
         if not self._resumer.may_begin(turn, batch[0].position, alone=len(batch) == 1):
             self._fetcher.clear(slot)
             return TurnResult.MORE
@@ -163,7 +164,7 @@ class Batches:
         try:
             job.call(batch, self._engine.context)  # type: ignore[arg-type]
         except MessageExpired:
-            self._fetcher.clear(slot)  # the next fetch reads held messages again
+            self._fetcher.clear(slot)  # the next fetch rereads held messages
             return TurnResult.MORE
         except JobAborted:
             counters.attempts += 1
@@ -182,7 +183,7 @@ class Batches:
             return self._failed_whole(turn, rows, batch, error)
         except BaseException as error:  # noqa: BLE001 - a job's SystemExit must not end the worker
             return self._failed_whole(turn, rows, batch, error)
-        del message  # `running_in` looks for it in this frame, and no job runs now
+        del message  # no job runs now, and `running_in` looks for `message` in this frame
         slot.durations.learn(1, self._engine.clock() - began, batch=len(batch))
         self._done(turn, batch)
         return TurnResult.MORE
@@ -190,7 +191,7 @@ class Batches:
     def _decode(
         self, turn: Turn, rows: list[Row], attempt: int
     ) -> tuple[Batch, BaseException | None]:
-        """Return the messages up to the first undecodable one, and its error."""
+        """Return the messages up to and including the first undecodable one, and its error."""
         if self._engine.decoder.opener is not None:
             return self._decode_each(turn, rows, attempt)
         queue = turn.slot.queue
@@ -199,7 +200,7 @@ class Batches:
         origin = turn.slot.origin
         large_bytes = self._engine.decoder.large_bytes
         try:
-            # Decode all messages in one call, which works for nearly every batch. A call for each
+            # Decode all messages of the batch here, which nearly always works. A call for each
             # message would double the time.
             return Batch(
                 [
@@ -277,13 +278,13 @@ class Batches:
 
 
 def _is_worth_waiting(turn: Turn) -> bool:
-    """Return whether an incomplete batch may get more messages before it runs."""
+    """Return whether an incomplete batch should wait for more messages."""
     subscription = turn.slot.subscription
     return bool(turn.job.batch_wait_seconds) and not (subscription and subscription.has_followers())
 
 
 def _update_failure_position(claim: Claim, rows: list[Row]) -> None:
-    """Set the position of the claim's failed message to the position of its new delivery."""
+    """Update the position of the claim's failed message if the broker has redelivered it."""
     failure = claim.failure
     if failure is None:
         return
@@ -295,7 +296,7 @@ def _update_failure_position(claim: Claim, rows: list[Row]) -> None:
 
 
 class _NotPlain(Exception):
-    """A row has a large body, or headers, which determine how to decode it."""
+    """A row has headers or a large body, so the fast decoding does not apply."""
 
 
 def _raise_not_plain() -> Message:

@@ -1,9 +1,9 @@
-"""Circuit breakers: a job pauses when all its attempts fail, instead of using them up.
+"""Circuit breakers pause a job when all its attempts fail, to save the messages' attempts.
 
-If the database of a job is away, each of its messages fails. Within seconds, thousands of good
-messages would use up their attempts. Only failures that `qdo.refusals` classifies as a server's or
-a connection's count here. Other failures may be bugs, and a message with a bug should not wait for
-the success of others.
+If the database of a job is unavailable, each message of the job fails. Within seconds, thousands of
+good messages would use up their attempts. A breaker counts only failures that `qdo.refusals`
+attributes to a server or a connection. Other failures may be bugs, and a message with a bug should
+not pause its job.
 
 ========  ==================================================  =====================================
 a job is  meaning                                             next
@@ -17,9 +17,9 @@ open      one attempt for each pause, which grows from        closed: an attempt
 spent     attempts count, however many fail                   closed: an attempt succeeds
 ========  ==================================================  =====================================
 
-The state "spent" is for a lasting fault, such as a bug in the job. Its messages end by their
-policy. An error that a rule of the policy names is not counted here, because the app has decided
-its meaning. See Nygard, Release It!, 2nd edition, "Circuit Breaker".
+The state "spent" is for a lasting fault, such as a bug in the job. The policy then decides the end
+of each message. The breaker ignores errors that a rule of the policy names, because the app has
+decided their meaning. See Nygard, Release It!, 2nd edition, "Circuit Breaker".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAILURES = 20
 LINES = 5
 PAUSE = Backoff(0.5, 10.0)
 OPEN_SECONDS = 900.0
-# How often each waiting queue or key checks whether messages may continue after a success.
+# Seconds between checks of a waiting queue or key whether the pause has ended.
 LOOK_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 class Breaker:
     """The circuit breaker of one job in one worker process.
 
-    :ivar paused: whether the breaker is open, so that attempts do not count.
-    :ivar why: the error for which the job was paused.
+    :ivar paused: whether the breaker is open. Attempts do not count while it is open.
+    :ivar why: the error that paused the job.
     """
 
     def __init__(self, job: str, clock: Callable[[], float], jitter: Callable[[], float]) -> None:
@@ -61,23 +61,24 @@ class Breaker:
         self._pauses = 0
 
     def left_seconds(self) -> float:
-        """Return how long an attempt must wait before it asks again; 0 if it may begin."""
+        """Return the seconds until an attempt should ask again; 0 if it may begin."""
         if not self.paused:
             return 0.0
         return min(LOOK_SECONDS, max(0.0, self._next_at - self._clock()))
 
     def admit(self) -> float:
-        """Let an attempt begin and return 0, or return how long it must wait."""
+        """Let an attempt begin and return 0, or return the seconds that it must wait."""
         seconds = self.left_seconds()
-        # Set before the attempt ends, so that only one attempt begins after each pause.
+        # Plan the next pause now, so that only one attempt begins after each pause.
         if self.paused and not seconds:
             self._plan(self._clock())
         return seconds
 
     def failed(self, line: tuple[str, object], error: BaseException) -> bool:
-        """Count a failed attempt; return whether a pause of the job excuses it.
+        """Count a failed attempt; return True if it does not count because the job is paused.
 
-        :param line: a queue, and the key or position of the message if others need not wait for it.
+        :param line: a queue, and the message's key or position if other messages need not wait for
+          it.
         """
         now = self._clock()
         if self.paused and now - self._opened_at >= OPEN_SECONDS:
@@ -92,14 +93,14 @@ class Breaker:
             )
         if self.paused or self._spent:
             return self.paused
-        # Compare names, because each error from a job's process has a separate class.
+        # Compare names, because each error from a job's process has its own class.
         kind = f"{type(error).__module__}:{type(error).__qualname__}"
         if kind != self._kind:
             self._kind = kind
             self._failures = 0
             self._lines.clear()
         self._failures += 1
-        # More entries than `LINES` would only take memory.
+        # More than `LINES` entries would waste memory.
         if len(self._lines) < LINES:
             self._lines.add(line)
         if self._failures >= FAILURES and len(self._lines) >= LINES:

@@ -1,7 +1,7 @@
-"""Cancel messages of owned queues, because only the owner knows the started messages.
+"""Cancel messages of owned queues. Only the owner knows which messages have started.
 
-A cancelled message is recorded in the queue's node, after `last`. So the next owner does not start
-it, either. The queue runs in lanes until it has passed the message.
+The owner records a cancelled message in the queue's node, so the next owner does not start the
+message, either. The queue runs in lanes until the message is before `last`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _POSITION = itemgetter(0)
 
-# Maximum time for recording a cancellation, for which an operator's command waits.
+# Maximum seconds for recording a cancellation. An operator's command waits for the record.
 RECORD_SECONDS = 5.0
 
 
@@ -37,10 +37,10 @@ class Cancellations:
         self._slots = slots
 
     def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages and record the cancellations; return the outcome for each message.
+        """Cancel messages and record the cancellations; return the outcome of each message.
 
-        :raises CannotCancelError: this process does not own the queue, or does not know whether the
-            cancellation is recorded. In the second case the outcome is unknown.
+        :raises CannotCancelError: this process cannot cancel messages of the queue, or cannot
+          confirm the record of the cancellation. In the second case the outcome is unknown.
         """
         slot = self._slots.get(queue)
         claim, member = (None, None) if slot is None else (slot.claim, slot.member)
@@ -51,15 +51,15 @@ class Cancellations:
         if slot.pending_dead_letter is not None:
             raise CannotCancelError("a dead letter of the queue is being stored")
         outcomes = self._decide(slot, claim, list(positions))
-        # Record earlier cancellations, too, because their record may be outstanding.
+        # This also records earlier cancellations whose record is outstanding.
         recorded = member.record(claim, RECORD_SECONDS)
-        # Recording waited for the coordinator, so the claim may have ended.
+        # The claim may have ended while `record` waited for the coordinator.
         if not recorded or slot.claim is not claim or claim.over:
             raise CannotCancelError("the worker could not record it")
         return outcomes
 
     def _decide(self, slot: Slot, claim: Claim, positions: list[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages in memory."""
+        """Cancel messages in memory; return their outcomes."""
         # No other greenlet runs during this method, so no message can start.
         if claim.refresh is not None:
             claim.refresh()
@@ -93,18 +93,18 @@ class Cancellations:
         if cancelled:
             claim.out_of_order = progress.with_cancelled(cancelled)
             if slot.state is not SlotState.RUNNING:
-                self._engine.fetcher.clear(slot)  # a running turn does so at its end
+                self._engine.fetcher.clear(slot)  # a running turn clears at its end
         return outcomes
 
     def _taken(self, slot: Slot) -> range | set[int]:
-        """Stop a turn from taking more rows; return the positions that it may have taken."""
+        """Stop a turn from taking more rows; return positions that may have been taken."""
         if slot.gathered is not None:
             return set(map(_POSITION, slot.gathered[: self._batch_of(slot)]))
-        # Interrupt first, because an interruption puts another iterator into the slot.
+        # Interrupt first, because an interruption replaces the iterator of the slot.
         self._engine.limits.streaks.interrupt()
         # The list exhausts the iterator of the turn's loop, so the loop ends after the message in
-        # flight. The next turn takes these rows. If any of them was cancelled, this turn drops them
-        # all at its end.
+        # flight. The next turn takes the remaining rows. If any row was cancelled, this turn drops
+        # all remaining rows at its end.
         remaining = list(slot.rows or ())
         slot.rows = iter(remaining)
         slot.withheld = len(remaining)

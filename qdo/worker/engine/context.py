@@ -1,4 +1,4 @@
-"""The context that the worker engine's parts share, and their assembly."""
+"""Assemble the parts of the worker's engine in a shared context."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qdo.worker.shared_memory import InFlightTable
 
 
 def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], PolicyInForce]:
-    """Return a function that returns a queue's failure policy under the settings in force."""
+    """Return a function that returns the current failure policy of a queue."""
 
     def policy_of(queue: str) -> PolicyInForce:
         return in_force.now.policy_of(queue, app.job_for(queue))
@@ -39,7 +39,7 @@ def policy_lookup(app: App, in_force: SettingsInForce) -> Callable[[str], Policy
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The shared parts of one worker process's engine; `build` makes them."""
+    """The shared parts of the engine of one worker process."""
 
     app: App
     broker: Broker
@@ -48,12 +48,12 @@ class Engine:
     jobs: JobTable
     limits: Limits
     observers: Observers
-    # The table in which turns record messages in flight.
+    # The table of messages in flight.
     in_flight: InFlightTable
-    # Limits the number of lanes that run at once, over all queues.
+    # Limits the number of lanes that run at once in all queues.
     permits: LanePermits
     policy_of: Callable[[str], PolicyInForce]
-    # Returns the text of an error for the queue's node.
+    # Returns the text to record in the queue's node for an error.
     recorded: Callable[[str], str]
     # Called with the reason when a job asks to stop the worker.
     on_stop: Callable[[str], None]
@@ -80,7 +80,7 @@ class Engine:
         jitter: Callable[[], float] = random.random,
         context: Any = None,
     ) -> Engine:
-        """Build the engine; without `in_flight`, the table is in this process's memory."""
+        """Build the engine; without `in_flight`, it uses a new unshared table."""
         settings = in_force.now
         recorder = Recorder() if settings.history else None
         globs = [job.queues for job in app.jobs]

@@ -1,4 +1,4 @@
-"""Makes messages from rows outside the hot loop, which decodes inline."""
+"""Make messages from rows. The hot loop has its own inline decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdo.worker.engine.slot import Row
 from qdo.worker.large_bodies import LARGE_BYTES, load_large
 
 NO_HEADERS: Mapping[str, str] = {}
-# The place of a missing key in error texts if there is no key file.
+# Names the place of a missing key in error texts if there is no key file.
 NO_KEYS = "the setting keys"
 
 
@@ -27,7 +27,7 @@ class Decoder:
 
     :param most: the setting `max_body_bytes`.
     :ivar opener: decrypts bodies; None without keys.
-    :ivar large_bytes: minimum size of JSON bodies that `large` decodes.
+    :ivar large_bytes: minimum size in bytes of JSON bodies that `large` decodes.
     """
 
     def __init__(self, broker: Broker, opener: RowOpener | None, most: int) -> None:
@@ -37,7 +37,7 @@ class Decoder:
         self.large_bytes = min(LARGE_BYTES, most + 1)
 
     def large(self, turn: Turn, position: int, body: bytes) -> Any:
-        """Return the value of a large body, or its JSON if the job's process decodes it.
+        """Decode a large body; return its JSON undecoded if the job runs in a process.
 
         :raises LargeBodyError: the body is too large.
         :raises ValueError: the body is not JSON.
@@ -48,7 +48,7 @@ class Decoder:
         return JsonText(body) if turn.job.executor == "process" else load_large(body)
 
     def decode(self, turn: Turn, row: Row, attempt: int) -> tuple[Message, BaseException | None]:
-        """Return the message of a row, and the error if the row cannot be decoded."""
+        """Return the message of a row, and the error if decoding fails."""
         try:
             opened = row if self.opener is None else self.opener.open(turn.slot.queue, row)
             position, body, key, raw_headers = opened
@@ -98,7 +98,7 @@ class Decoder:
         if isinstance(error, BodyDecodeError | KeyMissingError):
             return message, error
         failure: BodyDecodeError | KeyMissingError
-        # Without keys, an encrypted body was decoded as JSON. The body names the missing key.
+        # Without keys, `decode` took the encrypted body for JSON. The body names the missing key.
         if self.opener is None and (id := key_id_of(row[1])) is not None:
             failure = KeyMissingError(queue=queue, key=id, place=NO_KEYS)
         else:

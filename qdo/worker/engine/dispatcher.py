@@ -1,8 +1,8 @@
-"""Decide which queue gets the next turn: the one that was ready first; one turn per queue.
+"""Give turns to ready queues, in the order in which they became ready.
 
-There is one slot per owned queue. An idle queue has no greenlet (a slot takes about half a
-kilobyte). Up to `concurrency` greenlets, started on demand, take ready slots from a ring and run
-one turn of each. A queue that still has messages after its turn goes to the end of the ring.
+The dispatcher has one slot per owned queue. An idle queue has no greenlet, and its slot takes about
+half a kilobyte. Up to `concurrency` greenlets, started on demand, take ready slots from a ring and
+run one turn of each. A queue that still has messages after its turn goes to the end of the ring.
 
 ========  ============================================================  ===================
 state     meaning                                                       next
@@ -25,9 +25,9 @@ still     its queue is paused in the whole fleet                        ready (t
 gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
-A claim that ends while its queue is running closes immediately, but its slot stays running until
-the message in flight has ended. Only then does the dispatcher report the end (`finished`) and begin
-a newer claim of the same queue.
+A claim that ends while its queue is running closes immediately, but the slot stays in the state
+"running" until the message in flight has ended. Only then does the dispatcher report the end
+(`finished`) and begin a newer claim of the same queue.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.engine.slot import ClaimReports, LaneGroup, Slot, SlotState, TurnResult
 from qdo.worker.executors.base import JobAborted
 
-# How often the dispatcher checks the leases of paused queues, while there are any.
+# Seconds between two checks of the leases of paused queues.
 PAUSE_CHECK_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
 
 
 class SlotAlarms:
-    """Keep waiting and paused slots.
+    """Keeps waiting and paused slots.
 
     The generators yield each slot once. The caller makes the slot ready before it takes the next
     slot.
 
-    :ivar expirations: how often a lease expired while queues were ready.
+    :ivar expirations: number of times that a lease expired while queues were ready.
     """
 
     def __init__(self) -> None:
@@ -73,8 +73,9 @@ class SlotAlarms:
         self.expirations = 0
 
     def wait(self, slot: Slot) -> None:
-        """Set the alarm of a waiting slot once, however often wakes arrive before it is due."""
-        # No entry leaves the heap before its time. An earlier entry sets the later alarm.
+        """Set the alarm of a waiting slot, unless an earlier alarm is set."""
+        # No entry leaves the heap before its time. When an earlier alarm is due, `take_due` sets
+        # the later alarm.
         if slot.not_before < slot.alarm:
             slot.alarm = slot.not_before
             heapq.heappush(self._waiting, (slot.alarm, next(self._order), slot))
@@ -89,7 +90,7 @@ class SlotAlarms:
         return first
 
     def due(self) -> float:
-        """Return the clock time of the next check, `inf` for never."""
+        """Return the clock time of the next check; `inf` if none is planned."""
         check = self._pause_check_at if self._paused else float("inf")
         return min(check, self._waiting[0][0]) if self._waiting else check
 
@@ -97,14 +98,14 @@ class SlotAlarms:
         while self._waiting and self._waiting[0][0] <= now:
             due, _, slot = heapq.heappop(self._waiting)
             slot.alarm = float("inf")
-            # The slot may have run since this alarm was set, and may wait for a later time.
+            # The slot may have run after this alarm was set, and may now wait for a later time.
             if slot.state is SlotState.WAITING and slot.not_before <= due:
                 yield slot
             elif slot.state is SlotState.WAITING:
                 self.wait(slot)
 
     def take_resumed(self, now: float) -> Iterator[Slot]:
-        """Yield paused slots whose lease is valid again."""
+        """Yield the paused slots whose lease is valid again."""
         if not self._paused or now < self._pause_check_at:
             return
         paused = self._paused
@@ -139,12 +140,13 @@ class Loop:
 
 
 class Dispatcher:
-    """Runs the queues of one worker process, over all of its registrations.
+    """Runs the queues of one worker process, during all of its registrations.
 
-    The coordination member calls the methods that begin, change and end claims.
+    The member calls the methods that begin, change and end claims.
 
-    :ivar runners: greenlets that run turns.
-    :param turns: runs the turns. It reports turns that wait for lanes, and queues that got permits.
+    :ivar runners: number of greenlets that run turns.
+    :param turns: runs the turns. The pipeline reports turns that wait for lanes, and queues that
+      got permits.
     :param slots: the slots by queue; shared with parts that are built before the dispatcher.
     """
 
@@ -167,12 +169,12 @@ class Dispatcher:
         turns.report_to(self.lane_turns_changed, self.resume)
 
     def claimed(self, member: ClaimReports, claim: Claim) -> None:
-        """Begin a claim; if an older claim still runs, begin after its message in flight."""
+        """Begin a claim now, or after the message in flight of an older claim."""
         slot = self.slots.get(claim.queue)
         if slot is None:
             slot = self.slots[claim.queue] = Slot(claim.queue)
         if slot.state is SlotState.RUNNING:
-            # Two turns of one queue would run two of its messages at once.
+            # Two turns of a queue would run two of its messages at once.
             slot.next_claim = member, claim
         else:
             self._begin(slot, member, claim)
@@ -190,10 +192,10 @@ class Dispatcher:
                 SIGN.end_claim(claim.queue, claim.fence)
             if slot.lanes is not None:
                 slot.lanes.notify()
-        # A turn without lanes also notices that the claim is closed; then `_ended` reports the end.
+        # A turn without lanes also notices the closed claim. Then `_ended` reports the end.
 
     def lost(self, claim: Claim) -> None:
-        """Drop a claim; a turn that still runs under the claim reports nothing more."""
+        """Drop a lost claim; a turn that still runs under this claim reports nothing more."""
         slot = self.slots.get(claim.queue)
         if slot is None:
             return
@@ -210,14 +212,14 @@ class Dispatcher:
                 self._remove(slot)
 
     def repositioned(self, member: ClaimReports, old: Claim, new: Claim) -> None:
-        """Continue with `new` in place of `old`, once the message in flight has ended."""
+        """Replace the claim `old` by `new` once the message in flight has ended."""
         self.lost(old)
-        if new.before is old:  # the actions of its jobs still count
+        if new.before is old:  # the actions of the old claim's jobs still count
             SIGN.forget_claim(old.queue, old.fence)
         self.claimed(member, new)
 
     def wake(self, queues: Iterable[str]) -> None:
-        """Check queues that may have new messages."""
+        """Make queues ready that may have new messages."""
         slots = self.slots
         for queue in queues:
             slot = slots.get(queue)
@@ -228,20 +230,20 @@ class Dispatcher:
             ):
                 self._make_ready(slot)
             elif slot.state is SlotState.RUNNING:
-                # The last fetch of the queue may have missed the new message.
+                # The last fetch of the queue may have missed the new messages.
                 slot.woken = True
                 if slot.lanes is not None:
                     slot.lanes.wake()
 
     def resume(self, waiter: Slot | LaneGroup) -> None:
-        """Run a queue that got its permits or is no longer held."""
+        """Run a queue that got its permits or whose pause has ended."""
         if not isinstance(waiter, Slot):
             waiter.notify()
         elif waiter.state in (SlotState.LIMITED, SlotState.STILL):
             self._make_ready(waiter)
 
     def tick(self) -> None:
-        """Make slots ready if their time has come or their lease is valid again."""
+        """Make slots ready whose time has come or whose lease is valid again."""
         now = self._loop.clock()
         for slot in self.alarms.take_due(now):
             self._make_ready(slot)
@@ -253,7 +255,7 @@ class Dispatcher:
             _log.info("the lease is valid again: resuming %s", pluralize(resumed, "queue"))
 
     def due(self) -> float:
-        """Return the clock time at which `tick` must be called, `inf` for never."""
+        """Return the clock time at which the caller must call `tick`; `inf` for never."""
         return self.alarms.due()
 
     def _begin(self, slot: Slot, member: ClaimReports, claim: Claim) -> None:
@@ -269,7 +271,7 @@ class Dispatcher:
         slot.singles = 0
         if claim.take_over():
             member.progress(claim)
-        # A ready slot is already in the ring. A second entry would give it two turns.
+        # A ready slot is already in the ring. A second entry would give the slot two turns.
         if slot.state is not SlotState.READY:
             self._make_ready(slot)
 
@@ -280,27 +282,27 @@ class Dispatcher:
 
     def _add_runner(self) -> None:
         if self.runners - self._in_lanes < self.concurrency:
-            # Count here: the new greenlet starts only when this one waits, and more may be added
-            # first.
+            # Count now. The new greenlet starts only when this greenlet waits, and other calls may
+            # come first.
             self.runners += 1
             self._loop.spawn(self._run)
 
     def lane_turns_changed(self, change: int) -> None:
         """Count a turn that begins to wait for lanes (1) or has ended (-1)."""
-        # Such a turn may take long, so another queue runs a turn in its place.
+        # A turn with lanes may take long, so another queue runs a turn in its place.
         self._in_lanes += change
         if self._ready:
             self._add_runner()
 
     def _run(self) -> None:
-        """Run turns until no queue is ready: the body of a turn greenlet."""
+        """Run turns until no queue is ready. This is the body of a turn greenlet."""
         try:
             while (slot := self._take()) is not None:
                 self._run_turn(slot)
                 # Even a single busy queue must let heartbeats and checkpoints run.
                 self._loop.breathe()
                 if self.runners - self._in_lanes > self.concurrency:
-                    break  # it replaced a greenlet that waited for lanes and has returned
+                    break  # this greenlet replaced a greenlet that waited for lanes and is back
         except JobAborted:
             # The turn ended before the abort arrived, so only the greenlet ends.
             _log.debug("a turn ended just before it was aborted")
@@ -326,7 +328,7 @@ class Dispatcher:
             self._remove(slot)
             return
         slot.state = SlotState.RUNNING
-        # Cleared before the fetch: a later wake may concern a message that the fetch misses.
+        # Clear before the fetch, because a later wake may concern a message that the fetch misses.
         slot.woken = False
         slot.greenlet = gevent.getcurrent()
         slot.started_at = self._loop.clock()
@@ -348,11 +350,12 @@ class Dispatcher:
             return
         released = slot.claim is claim and claim.over
         self._remove(slot)
-        # Another owner may get the queue only now, after the message in flight.
+        # Report the end only now, after the message in flight. Then another owner may get the
+        # queue.
         if released:
             member.finished(claim)
         if next_claim is not None:
-            # The next claim, too, may have ended while it waited for this turn.
+            # The next claim may also have ended while it waited for this turn.
             if next_claim[1].over:
                 next_claim[1].take_over()
                 next_claim[0].finished(next_claim[1])
@@ -377,7 +380,7 @@ class Dispatcher:
         elif result in (TurnResult.HELD, TurnResult.LIMITED, TurnResult.STILL):
             self._turns.clear(slot)
             slot.state = SlotState[result.name]
-            # The queue may have got its permits during the turn, or the pause may have ended.
+            # During the turn, the queue may have got its permits, or the pause may have ended.
             lifted = result is TurnResult.STILL and slot.claim is not None and slot.claim.open
             if lifted or (result is TurnResult.LIMITED and not slot.awaits_permit):
                 self._make_ready(slot)
@@ -403,11 +406,11 @@ class Dispatcher:
         return sum(slot.state is SlotState.READY for slot in self._ready)
 
     def running(self) -> Iterator[Slot]:
-        """Yield the slots with a running turn, including slots of ended claims."""
+        """Return the slots with a running turn, including slots of ended claims."""
         return (slot for slot in self.slots.values() if slot.state is SlotState.RUNNING)
 
     def in_flight(self) -> Sequence[Slot]:
-        """Return the slots with a message in flight; each lane of a queue has a separate slot."""
+        """Return the slots with a message in flight; each lane of a queue has its own slot."""
         slots: list[Slot] = []
         for slot in self.running():
             if slot.lanes is not None:
@@ -429,7 +432,7 @@ class Dispatcher:
         )
 
     def note_progress(self) -> None:
-        """Checkpoint running turns whose jobs yield; each turn reports its own end."""
+        """Report the progress of the running turns; a turn reports its end itself."""
         if not self.runners:
             return
         for slot in self.running():
@@ -437,8 +440,8 @@ class Dispatcher:
                 slot.member.progress(slot.claim)
 
     def abort(self) -> None:
-        """Raise JobAborted in every turn with a message in flight; do not wait for them."""
-        # Stop the lanes first, because the end of a lane would let the next one start.
+        """Raise JobAborted in every turn with a message in flight, without waiting for its end."""
+        # Stop the lanes first, because the next lane would start at the end of a lane.
         for slot in self.running():
             if slot.lanes is not None:
                 slot.lanes.stop()

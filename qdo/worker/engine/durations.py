@@ -1,37 +1,37 @@
 """Estimate how long the messages of a queue usually take, from the durations of turns.
 
-A turn reads the clock at its start and its end, not for each message. A turn with one message gives
-the duration of the message. A turn with more messages gives their mean, or the last message's time
-past the end of the turn if that is longer. A turn ends after the first message that takes longer
-than `turn_seconds`. A turn whose last attempt failed does not count, because the attempt may have
-failed fast or at its time limit.
+A turn reads the clock only at its start and its end. A turn with one message gives the duration of
+the message. A turn with more messages gives their mean, or the overrun of the last message past the
+planned end if that is longer. A turn ends after the first message that takes longer than
+`turn_seconds`. A turn whose last attempt failed does not count, because the attempt may have failed
+fast or at its time limit.
 
-The estimate is a maximum that fades. A turn that took longer raises it to its own duration. Every
-other turn lowers it by a hundredth of the difference. So a slow kind of message raises no alarm if
-one of the last 230 turns had a similar message (1.01 ** 230 is 10). A mean would raise an alarm for
-each slow message if fewer than a tenth are slow.
+The estimate is a maximum that fades. A longer turn raises the estimate to its own duration. Every
+other turn lowers the estimate by a hundredth of the difference. So a slow message raises no alarm
+if one of the last 230 turns had a similar message (1.01 ** 230 is 10). If the estimate were a mean,
+each slow message would raise an alarm when fewer than a tenth are slow.
 
 The estimate never rises above the duration at which the log names a message. In a queue of short
-messages, the first hung message is named after 10 s. The next one is named after at most 100 s,
-even if the first hung for an hour.
+messages, the log names the first hung message after 10 s. It names the next hung message after at
+most 100 s, even if the first message hung for an hour.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# The log names a message that runs this many times longer than usual. Durations often vary by a
+# Multiple of the usual duration after which the log names a message. Durations often vary by a
 # factor of 2 or 3 with the load and the size of the message. A hang takes longer.
 FACTOR = 10.0
-# Shortest run of a named message. A slow disk or a busy machine can slow a job of 1 ms down to
+# Minimum run time of a named message. A slow disk or a busy machine can slow a job of 1 ms down to
 # seconds. Workers look at their messages in flight only every few seconds.
 LEAST_SECONDS = 10.0
-# Minimum number of ended messages before any message is named.
+# Number of messages that must end before the log names a message.
 ENOUGH = 20
 FADING = 0.01
 
 
-# A pace covers at least this time, if known, and at most twice this time.
+# A pace covers this time to twice this time, or less at the beginning.
 PACE_SECONDS = 60.0
 
 
@@ -42,11 +42,11 @@ class _Mark(NamedTuple):
 
 
 class Durations:
-    """The durations of the messages of one queue, since this process claimed it.
+    """The durations of the messages of one queue since this process claimed the queue.
 
     The messages of a batch end together, so a batch counts as one message.
 
-    :ivar usual_seconds: a bounded estimate of the longest recent duration, which fades.
+    :ivar usual_seconds: the estimate; see the module's docstring.
     """
 
     __slots__ = ("_done", "_marks", "_missing", "_spent", "usual_seconds")
@@ -61,11 +61,11 @@ class Durations:
     def pace(self, now: float) -> tuple[float, float] | None:
         """Return the recent number of messages per second, and the seconds per message.
 
-        None at the first call, and if no message has ended since. The worker does not ask idle
-        queues, so they cost no memory.
+        Return None at the first call, and if no message has ended since the older mark. The worker
+        does not ask for the pace of idle queues, so idle queues have no marks in memory.
         """
         mark = _Mark(now, self._done, self._spent)
-        # Keep two marks: a single mark would give a pace over no time just after it is set.
+        # Keep two marks. With a single mark, a pace just after a new mark would cover no time.
         older, newer = self._marks or (mark, mark)
         if now - newer.at >= PACE_SECONDS:
             older = newer
@@ -80,10 +80,10 @@ class Durations:
     def learn(
         self, messages: int, seconds: float, late_seconds: float = 0.0, batch: int = 1
     ) -> None:
-        """Update the estimate after a turn whose messages all returned.
+        """Update the estimate after a turn in which the job returned for all messages.
 
         :param seconds: the duration of the turn.
-        :param late_seconds: how long the turn lasted after its planned end.
+        :param late_seconds: seconds from the planned end of the turn to its end.
         :param batch: number of messages that count as one.
         """
         if messages <= 0:
@@ -100,9 +100,9 @@ class Durations:
 
     @property
     def limit_seconds(self) -> float:
-        """Return how long a message must run before the log names it."""
+        """The seconds after which the log names a running message."""
         return max(LEAST_SECONDS, FACTOR * self.usual_seconds)
 
     def are_exceeded(self, seconds: float) -> bool:
-        """Return whether a run of so many seconds is much longer than usual."""
+        """Return whether a run of this length is much longer than usual."""
         return self._missing <= 0 and seconds >= self.limit_seconds

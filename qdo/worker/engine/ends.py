@@ -1,7 +1,8 @@
-"""Ends the messages of a claim: the code that queues and pools of requests share.
+"""End the messages of a claim, with the code that queues and pools of requests share.
 
-A queue records its progress and its failures in its node: `queue_ends`. A request has a separate
-row at the broker: `request_ends`. The engine calls `Outcomes`, which calls one of the two.
+`queue_ends` records the progress and the failures of a queue in its node. `request_ends` records
+the end of a request in its row at the broker. The engine calls `Outcomes`, and `Outcomes` calls one
+of the two modules.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
 
 _log = logging.getLogger(__name__)
-# The lines of this logger are limited for all queues together, see `qdo.worker.line_limit`.
+# `qdo.worker.line_limit` limits the lines of this logger for all queues together.
 _broker_log = logging.getLogger(f"{__name__}.broker")
-# This logger is not limited, because the last line of a worker must give the reason for its stop.
+# This logger has no limit, because the last line of a worker must give the reason for its stop.
 _stop_log = logging.getLogger(f"{__name__}.stop")
 
-# How long a queue waits after its broker failed; the worker retries forever.
+# Delays of a queue after failures of its broker. The worker retries forever.
 BROKER_BACKOFF = Backoff(0.1, 5.0)
-# How often a message checks for its missing key.
+# Seconds between two checks for a missing key.
 KEY_SECONDS = 2.0
 EXPIRED_REASON = "the broker took it back; it runs when it is received again"
 
 
 def own_traceback(error: BaseException) -> str:
-    """Return the traceback of an error, "" for an error that was never raised."""
+    """Return the traceback of an error; "" if the code did not raise the error."""
     raised = error.__traceback__ is not None or error.__cause__ is not None
     return describe_traceback(error) if raised else ""
 
@@ -41,8 +42,8 @@ def own_traceback(error: BaseException) -> str:
 def traceback_for_log(error: BaseException | None, important: bool = True) -> BaseException | None:
     """Return an error if its traceback belongs in the log, otherwise None.
 
-    The log has the traceback at a message's first and last failure, and at each failure at level
-    debug. The traceback of an outcome that the job chose is useless, unless it has a cause.
+    The log has the traceback of a message's first and last failure; at level debug, of each
+    failure. If the job chose the outcome, its traceback is useless, unless the outcome has a cause.
     """
     if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
         return None
@@ -51,7 +52,7 @@ def traceback_for_log(error: BaseException | None, important: bool = True) -> Ba
 
 
 class Ends(abc.ABC):
-    """Ends attempts that did not return, one function per outcome."""
+    """Ends attempts that did not return. Each outcome has one method."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -64,7 +65,7 @@ class Ends(abc.ABC):
     def apply(
         self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
     ) -> TurnResult:
-        """Carry out a decision about a failed attempt; the claim is in force."""
+        """Carry out a decision about a failed attempt while the claim is in force."""
 
     @abc.abstractmethod
     def wait_for_key(
@@ -74,23 +75,23 @@ class Ends(abc.ABC):
 
     @abc.abstractmethod
     def note_expired(self, slot: Slot, position: int) -> None:
-        """Record that the broker no longer assigns a message to this worker."""
+        """Record that the broker took back a message from this worker."""
 
     def wait(self, slot: Slot, seconds: float) -> TurnResult:
-        """Make a slot wait, and drop its fetched rows."""
+        """Make a slot wait, and drop its fetched rows; return the result of the turn."""
         slot.not_before = self._engine.clock() + seconds
         self._fetcher.clear(slot)
         return TurnResult.WAIT
 
     def broker_failed(self, slot: Slot, what: str, error: BaseException) -> TurnResult:
-        """Let a queue wait for its failed broker; the queue resumes after ``claim.done``."""
+        """Let a queue wait after a broker failure; the queue resumes after ``claim.done``."""
         slot.broker_failures += 1
         self._counters.broker_errors += 1
         delay = BROKER_BACKOFF.delay(slot.broker_failures, self._engine.jitter())
-        # The subscription of a polled broker has a separate backoff before it polls.
+        # The subscription of a polled broker has its own backoff before it polls.
         own = slot.subscription is not None and what == UNREADABLE
         when = "with growing delays" if own else f"in {delay:.2f} s"
-        # An unsupported operation fails until an operator changes the setup.
+        # An unsupported operation fails until an operator changes the setup, so log an error.
         level = logging.ERROR if isinstance(error, UnsupportedError) else logging.WARNING
         _broker_log.log(level, "%s: %s, retrying %s: %s", where(slot), what, when, describe(error))
         return self.wait(slot, delay)

@@ -1,9 +1,10 @@
-"""Fetches rows of a queue in batches that fit its turns; ahead of time if the broker is slow.
+"""Fetch rows of a queue in batches that fit its turns, and ahead of time from slow brokers.
 
 The memory for fetched bodies of a process is bounded. A fetch waits until `HELD_BYTES` have room
-for its largest body, first come, first served. While no other body is held, the body may be larger.
-Queues between their turns give up their rows for a waiting fetch. With half of the memory left, a
-fetch reads one row, so more queues have a row. Lanes and polled brokers have separate limits.
+for a body of the maximum size, first come, first served. While the process holds no other body, the
+body may be larger. Queues between their turns give up their rows for a waiting fetch. When half of
+the memory is in use, a fetch reads only one row, so that more queues have a row. Lanes and polled
+brokers have separate limits.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.message import Origin
 from qdo.worker.engine.slot import Prefetch, Row, Rows, Slot
 
-# Rows of a queue's first fetch. The limit grows to `fetch` while turns process whole batches. The
-# limit stays small for slow jobs, because many such queues must not fill the memory.
+# Maximum rows of a queue's first fetch. The limit grows to `fetch` while turns process whole
+# batches. The limit stays small for slow jobs, because many queues of slow jobs must not fill the
+# memory.
 FIRST_LIMIT = 16
-# Prefetching pays off when a fetch takes longer than this. The embedded broker is faster, so
+# Minimum duration of a fetch for which prefetching pays off. The embedded broker is faster, so
 # prefetching would only move its fetch to another greenlet.
 AHEAD_WORTH_SECONDS = 0.002
 
-# Maximum size of the bodies that a process has fetched for queues without lanes. The broker may
-# return 32 MiB more than expected.
+# Maximum bytes of bodies that a process has fetched for queues without lanes. The broker may return
+# 32 MiB more than expected.
 HELD_BYTES = 256 << 20
-# Larger fetches are estimated from their first and last body. Adding up all takes 4 % of a message.
+# Maximum rows whose sizes are added up. Larger fetches are estimated from their first and last
+# bodies, because the sum takes 4 % of a message's time.
 FEW_ROWS = 64
-# How often a fetch that waits for memory checks whether its claim has ended.
+# Seconds between two checks whether the claim of a fetch that waits for memory has ended.
 LOOK_SECONDS = 0.25
 
 
 class Fetcher:
     """Reads rows for the slots of a worker, at most `most` rows at once.
 
-    :ivar held_bytes: approximate size of all fetched bodies and of bodies being fetched.
-    :param body_bytes: largest size of a body.
+    :ivar held_bytes: approximate size in bytes of the fetched bodies, and of bodies being fetched.
+    :param body_bytes: maximum size of a body in bytes.
     :param app: the app's `Settings.scope`.
     """
 
@@ -74,7 +77,7 @@ class Fetcher:
         """Let a queue give up its rows after its turn if other queues need memory."""
         if not slot.held_bytes:
             return
-        # While rows are left, the whole fetch stays counted.
+        # While rows are left, the whole fetch counts.
         if not length_hint(slot.rows or ()):
             ahead = 0 if slot.ahead is None else slot.ahead.held_bytes
             self._hold(slot, _size(slot.gathered or ()) + ahead)
@@ -83,10 +86,11 @@ class Fetcher:
             self._tell_next()
 
     def read(self, slot: Slot, claim: Claim) -> Rows | None:
-        """Fetch once there is memory; return None if the claim or the lease ended first."""
+        """Fetch rows once memory is free; return None if the claim or the lease ends first."""
         if length_hint(slot.rows or ()) or slot.subscription is not None:
             return self.fetch(slot, claim)
-        # A queue with a part of a batch must not wait: two such queues would wait for each other.
+        # A queue with a part of a batch must not wait, because two such queues would wait for each
+        # other.
         if slot.ahead is None and not slot.gathered:
             if not self._make_room(claim):
                 return None
@@ -100,7 +104,7 @@ class Fetcher:
         return not self.held_bytes or self.held_bytes + self._largest <= HELD_BYTES
 
     def _make_room(self, claim: Claim) -> bool:
-        """Wait for memory; return whether messages may still be started after the wait."""
+        """Wait for memory; return whether the queue may still start messages after the wait."""
         if not self._waiting and self._fits():
             return True
         ticket = object()
@@ -108,7 +112,7 @@ class Fetcher:
         try:
             while claim.open and self._clock() < claim.lease.until:
                 if self._waiting[0] is ticket:
-                    # The queues whose turns ended first give up their rows first.
+                    # The queue that has rested longest gives up its rows first.
                     while self._resting and not self._fits():
                         self.clear(next(iter(self._resting)))
                     if self._fits():
@@ -117,12 +121,13 @@ class Fetcher:
                 self._freed.wait(LOOK_SECONDS)
             return False
         finally:
-            # Remove it even if the claim has ended, because the next fetch in the line may fit.
+            # Remove the ticket even if the claim has ended, because the next fetch in the line may
+            # fit.
             self._waiting.remove(ticket)
             self._tell_next()
 
     def _hold(self, slot: Slot, size: int) -> None:
-        """Record the number of bytes that a slot holds."""
+        """Set the number of bytes that a slot holds."""
         freed = slot.held_bytes - size
         slot.held_bytes = size
         self.held_bytes -= freed
@@ -152,22 +157,23 @@ class Fetcher:
                 slot.reader = subscription.reader(claim.done)
         start = self._clock()
         ahead = slot.ahead
-        # Cleared before the wait for the batch: `_arrived` must not count its bodies a second time.
+        # Clear before the wait for the batch, because `_arrived` must not count its bodies a second
+        # time.
         slot.ahead = None
         batch: Sequence[Row] = () if ahead is None else ahead.get()
         if not batch:
-            # A prefetched batch may be older than the wakeup of this turn.
+            # An empty prefetched batch may be older than the wake of this turn, so fetch again.
             ahead = None
             batch = slot.reader.fetch(slot.limit)
-        if subscription is None or batch:  # without rows, the subscription may not have polled yet
+        if subscription is None or batch:  # a subscription without rows may not have polled yet
             slot.broker_failures = 0
         took = self._clock() - start if ahead is None else ahead.took_seconds
-        # Subscriptions fetch ahead themselves.
+        # Subscriptions prefetch by themselves.
         slow = took >= AHEAD_WORTH_SECONDS and subscription is None
         counted = slot.held_bytes > 0  # lanes count their rows themselves
         if counted:
             self._hold(slot, _about(batch) + _size(slot.gathered or ()))
-        # The claim may have ended during the fetch. Do not read ahead for an ended claim.
+        # Do not prefetch for a claim that ended during the fetch.
         if batch and slow and slot.claim is claim and claim.open and self._fits():
             expected = self._largest if counted else 0
             self._hold(slot, slot.held_bytes + expected)
@@ -180,7 +186,7 @@ class Fetcher:
             )
         if batch:
             slot.fetched = batch[-1][0]
-        # The iterator of a list knows how many rows are left. Other iterators may not.
+        # The iterator of a list knows the number of remaining rows. Other iterators may not.
         slot.rows = rows = iter(list(batch))
         return rows
 

@@ -1,9 +1,9 @@
-"""The jobs of an app for the engine, and checks of the broker and the coordinator against them.
+"""Bind the jobs of an app for the engine, and check whether the broker meets their requirements.
 
-The broker must meet the requirements of its queues' jobs. A worker that finds an
-incompatible queue at its start does not run. A later incompatible queue must not stop a running
-fleet or the replacement of a dead process. Workers do not process such a queue, and the log names
-it. The checks of a queue raise UnreachableError if the broker cannot report its order.
+The broker must meet the requirements of the jobs of its queues. A worker that finds an incompatible
+queue at its start does not run. A later incompatible queue must not stop a running fleet or the
+replacement of a dead process. Workers do not process the incompatible queue, and log its name. The
+checks of a queue raise UnreachableError if the broker cannot report the order of the queue.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def check_jobs(
 ) -> None:
     """Raise an error if jobs require more than the broker offers; log the broker's warnings.
 
-    A broker whose queues differ in their order must list all of them. The list also reveals missing
+    A broker whose queues have different orders must list all queues. The list also reveals missing
     permissions or a wrong address at the start.
 
-    :param refuse: raise an error for queues whose jobs require more.
+    :param refuse: raise an error for queues whose jobs require a stricter order.
     :param concurrency: the concurrency of each process of this worker's parent.
-    :raises UsageError: a job requires more. The text names the first such job, its queues and the
-        remedy.
+    :raises UsageError: a job requires more than the broker offers. The text names the job, its
+      queues and the remedy.
     :raises QdoError: the broker cannot list its queues, see `QueueCatalog.names`.
     """
     _check_features(app.jobs, broker)
@@ -95,7 +95,7 @@ def _check_features(jobs: Iterable[Job], broker: Broker) -> None:
 
 
 def check_pools(jobs: Iterable[Job], broker: str) -> None:
-    """Raise UsageError for jobs of pools if the broker at an address cannot store requests."""
+    """Raise UsageError if the app has pools and its broker cannot store requests."""
     for job in jobs:
         if job.pool and not kind_of(broker).stores_requests:
             raise UsageError(
@@ -124,7 +124,7 @@ def _reason(broker: Broker, job: Job, queues: list[str]) -> str:
 
 
 class Compatibility:
-    """Checks each queue before it is processed."""
+    """Checks whether the broker's order of each queue meets the requirement of its job."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -156,20 +156,20 @@ class BoundJob:
 
     name: str
     call: JobCall
-    # Record progress after every message, before the next message of the queue starts.
+    # Whether to record progress after every message, before the next message of the queue starts.
     every_message: bool
     order: Order
-    # Maximum messages of a queue in flight at once, with the order "key" or "none".
+    # Maximum number of messages of a queue in flight at once, with the order "key" or "none".
     lanes: int
-    # Maximum messages of one call; 0 if the job takes single messages.
+    # Maximum number of messages of one call; 0 if the job takes single messages.
     batch: int = 0
     batch_wait_seconds: float = 0.0
     timeout_seconds: float | None = None
     executor: str = "greenlet"
-    # Gives the permits that each message needs; None if messages need no permits.
+    # Gives each message its permits; None if messages need no permits.
     gate: Gate | None = None
-    # Counts the job's turns for the metrics. None without metrics, and for batches, which count in
-    # their call.
+    # Counts the job's turns for the metrics. None without metrics, and for batch jobs, whose call
+    # counts the batches.
     meter: JobMeter | None = None
     # Pauses the job when all attempts fail; None only for `NO_JOB`.
     breaker: Breaker | None = None
@@ -184,7 +184,7 @@ NO_JOB = BoundJob("", _never_started, every_message=False, order="queue", lanes=
 
 
 class JobTable:
-    """Finds the job of a queue, bound to its executor."""
+    """Finds the job of a queue, and binds the job to its executor."""
 
     def __init__(
         self,
@@ -221,7 +221,8 @@ class JobTable:
         bound = self._bound.get(job)
         if bound is None:
             call = self._executor.bind(self._app.hooks.composed(job, check_lease))
-            # The call of a batch counts the batch, see `_call_of`. Its turns would count it again.
+            # The call of a batch job counts its batches, see `_call_of`. A meter would count them
+            # twice.
             meters = self._observers.meters if job.batch is None else None
             bound = self._bound[job] = BoundJob(
                 job.name,
@@ -248,13 +249,13 @@ class JobTable:
         }
 
     def _call_of(self, job: Job, call: JobCall) -> JobCall:
-        """Return the call for turns, made from the call of the executor."""
+        """Wrap the executor's call for turns."""
         if job.batch is not None:
             return self._observers.bind_batch(call, job.queues)
         observed = self._observers.bind(call)
         if job.pool:
             return reporting(observed)
-        # `RowRunner` checks results, too. Omitting one call per message gains 7 % of the rate.
+        # Omitting the check, which `RowRunner` repeats, gains 7 % of the rate.
         return unchecked(call) if observed is call else observed
 
 
@@ -280,19 +281,19 @@ class Turn:
     slot: Slot
     # The registration that made the claim.
     member: ClaimReports
-    # The queue's claim, or the lane's view of that claim. After the loss of the queue,
-    # ``slot.claim`` is another claim or None.
+    # The claim of the queue or of the lane. After the loss of the queue, ``slot.claim`` is another
+    # claim or None.
     claim: Claim
-    # The queue's job; `NO_JOB` if the app has no job for the queue.
+    # The queue's job; `NO_JOB` if the queue's messages must wait.
     job: BoundJob
 
     @property
     def pool(self) -> PoolSubscription:
-        """Return the pool of a turn of requests, which is the sink of the turn's claim."""
+        """Return the pool of a turn of requests. The pool is the member of this turn."""
         return cast("PoolSubscription", self.member)
 
     def returned(self, position: int, result: Any) -> None:
-        """Record a result other than None: a report, or work that was not done."""
+        """Handle a result other than None: a pool's report, or a job that did not do its work."""
         if result is ENDED:
             self.pool.reported(position)
         else:
@@ -300,35 +301,35 @@ class Turn:
 
     @property
     def in_force(self) -> bool:
-        """Whether the queue is still owned under this claim."""
+        """Whether the worker still owns the queue under this claim."""
         return self.slot.claim is self.claim
 
     def admit(self) -> float:
-        """Return how long the turn's job is paused, 0 if an attempt may begin; see `breakers`."""
+        """Return the seconds until an attempt may begin; more than 0 if the job is paused."""
         return 0.0 if self.job.breaker is None else self.job.breaker.admit()
 
     def note_successes(self, taken: int, slot: Slot | None = None) -> None:
-        """Record the successful attempts among so many taken messages.
+        """Close the job's breaker if at least one of the `taken` messages succeeded.
 
-        :param slot: the slot of the lane that took them; by default the queue's slot.
+        :param slot: the slot of the lane that took the messages; by default the queue's slot.
         """
-        # Taken messages that failed or did not run must not close the breaker.
+        # Messages that failed or did not run must not close the breaker.
         counts = self.slot if slot is None else slot
         if taken > counts.unstarted + counts.unreturned and self.job.breaker is not None:
             self.job.breaker.succeeded()
 
     def must_record(self, before: int) -> bool:
-        """Return whether to record at once that `done` has passed a position."""
+        """Return whether to record `done` at once after it has moved from `before`."""
         failure = self.claim.failure
-        # The message was recorded at its start. The next owner must not assume it is still in
-        # flight.
+        # The worker recorded the start of the message. The next owner must not assume that the
+        # message is still in flight.
         begun = failure is not None and failure.begun_by and failure.position > before
         moved = self.claim.done != before and self.in_force
         return moved and bool(self.job.every_message or begun)
 
     @property
     def has_failure(self) -> bool:
-        """Whether a message after ``claim.done`` has failed before."""
+        """Whether a message after ``claim.done`` has a recorded failure."""
         claim = self.claim
         return claim.failure is not None and claim.failure.position > claim.done
 

@@ -1,10 +1,10 @@
-"""The parts of lanes: a lane with its claim and slot, and the progress of the queue.
+"""The parts of lanes: a lane, its claim and slot, and the progress of its queue.
 
 `WatermarkTracker` tracks the progress of a queue whose messages finish out of order. A message is
-*pending* from the time it is read until it is done. Everything up to the *low watermark* is done:
-the watermark is recorded as ``last``. Messages done above it are kept as runs: a run ``(first,
-newest)`` means that every message of the queue from the position `first` to the position `newest`
-is done. New messages are always appended after all others. No message can appear within a run. The
+*pending* from its read until it is done. All messages up to the *low watermark* are done. The
+worker records the watermark as ``last``. Done messages above the watermark form runs. A run
+``(first, newest)`` means that every message from the position `first` to the position `newest` is
+done. Brokers append new messages after all others, so no message can appear within a run. The
 number of runs exceeds the number of pending messages by at most one.
 
 Kafka's Parallel Consumer and Pulsar's individual acknowledgements record the same progress as bits
@@ -26,11 +26,12 @@ from qdo.coordination.znodes.queue_node import CancelOutcome, FailureRecord, Out
 from qdo.coordination.znodes.values import encode
 from qdo.worker.engine.slot import ClaimReports, Counters, Row, Slot
 
-# Maximum runs of done messages recorded above the watermark: about 10 KB of JSON in the queue node.
-# The next owner repeats done messages that are not in a recorded run.
+# Maximum number of recorded runs above the watermark, about 10 KB of JSON in the queue node. The
+# next owner repeats done messages that are not in a recorded run.
 RUNS = 500
-# Maximum JSON of recorded failing and blocked messages, the blocked ones first: a node must not
-# grow with the keys that fail. Messages beyond this limit count attempts from 1 after a handover.
+# Maximum bytes of JSON for recorded failures. Blocked messages come first. Without a limit, a node
+# would grow with each key that fails. Messages beyond the limit count attempts from 1 after a
+# handover.
 FAILURE_RECORDS_BYTES = 64 << 10
 
 
@@ -54,9 +55,9 @@ class LaneOwner(Protocol):
 
 
 class LanePermits:
-    """Limits the running lanes of a worker process, over all its queues, to `count`.
+    """Limits the running lanes of all queues of a worker process to `count`.
 
-    :ivar held_bytes: approximate size of the messages that the lanes have read.
+    :ivar held_bytes: approximate bytes of the messages that the lanes have read.
     """
 
     def __init__(self, count: int) -> None:
@@ -66,16 +67,16 @@ class LanePermits:
 
     @property
     def free(self) -> int:
-        """Return how many lanes may still start."""
+        """The number of lanes that may still start."""
         return self._free
 
     @property
     def waiting(self) -> int:
-        """Return how many queues wait for a permit."""
+        """The number of queues that wait for a permit."""
         return sum(lanes.wants_permit for lanes in self._waiting)
 
     def acquire(self, lanes: LaneOwner) -> bool:
-        """Take a permit. If none is free, return False and notify `lanes` of the next one."""
+        """Take a permit; if none is free, return False and notify `lanes` of a later permit."""
         if not self._free:
             self._waiting[lanes] = None
             return False
@@ -83,26 +84,26 @@ class LanePermits:
         return True
 
     def release(self) -> None:
-        """Return the permit of a lane that stopped running, and notify the next queue."""
+        """Take back the permit of a lane that stopped running, and notify the next queue."""
         self._free += 1
         self.notify_next()
 
     def notify_next(self) -> None:
-        """Notify the queue that has waited longest for a permit, if one is free."""
+        """If a permit is free, notify the queue that has waited longest."""
         while self._free and self._waiting:
             lanes = next(iter(self._waiting))
             del self._waiting[lanes]
-            # Since the queue asked, its turn may have ended, or its lanes may have got other
-            # permits.
+            # The queue may no longer want the permit: its turn may have ended, or its lanes may
+            # have got other permits.
             if lanes.wants_permit:
                 lanes.notify()
                 return
 
 
 class LaneClaim(Claim):
-    """The queue's claim for one lane, with a separate `done` and `failure`.
+    """The queue's claim for one lane, with its own `done` and `failure`.
 
-    An operator's decision closes this claim, and the lane continues with a new one.
+    An operator's decision closes this claim, and the lane continues with a new claim.
     """
 
     __slots__ = ("_own", "_whole")
@@ -117,7 +118,7 @@ class LaneClaim(Claim):
 
     @property
     def open(self) -> bool:
-        """Whether messages may be started."""
+        """Whether the lane may start messages."""
         return self._own and self._whole.open
 
     @open.setter
@@ -133,7 +134,7 @@ class LaneClaim(Claim):
 
 
 class LaneSlot(Slot):
-    """The queue's slot for one lane, with a separate message, backoff and dead letter."""
+    """The queue's slot for one lane, with its own message, backoff and dead letter."""
 
     in_lane = True
 
@@ -152,7 +153,7 @@ class LaneSlot(Slot):
 
     @claim.setter
     def claim(self, value: Claim | None) -> None:
-        pass  # the constructor of `Slot` sets it; the queue's slot holds the value
+        pass  # ignore the constructor of `Slot`; the queue's slot holds the value
 
     @property
     def member(self) -> ClaimReports | None:
@@ -160,18 +161,18 @@ class LaneSlot(Slot):
 
     @member.setter
     def member(self, value: ClaimReports | None) -> None:
-        pass  # as above
+        pass  # ignore the constructor of `Slot`; the queue's slot holds the value
 
 
 class Lane:
-    """An iterator over the messages of one key that are read and not done.
+    """An iterator over the pending messages of one key.
 
     Before the lane returns the next message, it drops the done messages. A returned message stays
-    first until ``claim.done`` reaches it.
+    first until ``claim.done`` reaches its position.
 
-    :ivar started: number of messages that the lane has returned for a start.
-    :ivar failures: the failures of messages under other owners, in message order. Each one becomes
-        the claim's failure when its message comes next.
+    :ivar started: number of messages that the lane has returned.
+    :ivar failures: the failures that other owners recorded, in message order. A failure becomes the
+      claim's failure when its message comes next.
     """
 
     __slots__ = ("_owner", "claim", "failures", "key", "rows", "slot", "started")
@@ -189,7 +190,7 @@ class Lane:
         return self
 
     def __next__(self) -> Row:
-        # The last returned row is still the first one: drop it if its message is done.
+        # The last returned row is still the first row. Drop the row if its message is done.
         self._owner.settle(self)
         self._owner.drop_expired(self)
         if not self.rows or self._first_has_failure() or not self._owner.admits(self):
@@ -199,16 +200,16 @@ class Lane:
         return self.rows[0]
 
     def _first_has_failure(self) -> bool:
-        # The lane read the message during this run: only the next run handles its failure.
+        # The lane read the message during this run. The next run handles its failure.
         return bool(self.failures) and self.failures[0].position == self.rows[0][0]
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a message waits for an operator."""
+        """Whether the lane's first message waits for an operator."""
         return self.claim.failure is not None and self.claim.failure.held
 
     def is_failing(self, position: int) -> bool:
-        """Return whether an attempt of a message has failed, under this owner or another."""
+        """Return whether an attempt of a message has failed under any owner."""
         own = self.claim.failure
         pending = self.slot.pending_dead_letter
         return (
@@ -218,7 +219,7 @@ class Lane:
         )
 
     def decide(self, position: int, failure: FailureRecord | None) -> bool:
-        """Apply an operator's decision about a message; return whether it is the lane's first.
+        """Apply an operator's decision; return whether the message is the lane's first.
 
         If the first message is running, its attempt ends under the old claim. The next run of the
         lane then applies the decision.
@@ -233,17 +234,17 @@ class Lane:
         return True
 
     def take_over(self) -> bool:
-        """Continue after an operator's decision in a run; return whether there was a decision."""
+        """Continue after an operator's decision; return whether there was a decision."""
         if self.claim.before is None:
             return False
         self.claim.take_over()
         self.slot.waited = False
-        # The decision also replaces a dead letter that is not stored yet.
+        # The decision also replaces a dead letter that the broker has not stored yet.
         self.slot.pending_dead_letter = self.slot.dead_letter_message = None
         return True
 
     def take_failure(self) -> None:
-        """Set the claim's failure to the next message's failure under another owner, if any."""
+        """Set the claim's failure to the next message's failure, if another owner recorded any."""
         claim = self.claim
         failures = self.failures
         if not failures or not self.rows or failures[0].position > self.rows[0][0]:
@@ -260,15 +261,15 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
-    """How a queue is divided into lanes."""
+    """The rules for dividing a queue into lanes."""
 
-    # Maximum lanes that run at once.
+    # Maximum number of lanes that run at once.
     limit: int
-    # Whether the queue is processed in order, as one lane. A blocked queue then reads no messages.
+    # Whether the queue runs in order, as one lane. Such a queue reads no messages while blocked.
     single: bool
-    # Returns the lane of a row.
+    # Returns the key of the lane of a row.
     key_of: Callable[[Row], object]
-    # Maximum time for which the broker hides a message; None if it never hides messages.
+    # Maximum seconds for which the broker hides a message; None if it never hides messages.
     hold_seconds: float | None
 
 
@@ -276,7 +277,7 @@ Run: TypeAlias = tuple[int, int]
 
 
 class _Pending:
-    """A pending message and the run of done messages directly after it (`first` 0: no run)."""
+    """A pending message and the following run of done messages (`first` 0: no run)."""
 
     __slots__ = ("after", "before", "first", "newest")
 
@@ -288,18 +289,18 @@ class _Pending:
 
 
 class WatermarkTracker:
-    """The messages of one queue from the watermark to the newest one read.
+    """The messages of one queue from the watermark to the newest read message.
 
-    Adding and finishing a message take constant time, whatever the order. Memory grows with the
-    number of pending messages, not with the number of done messages.
+    Adding and finishing a message take constant time in any order. Memory grows with the number of
+    pending messages, not with the number of done messages.
 
-    :param last: the watermark to begin with.
+    :param last: the initial watermark.
     :param runs: recorded runs of done messages above the watermark, in ascending order.
     """
 
     def __init__(self, last: int, runs: Iterable[Run] = ()) -> None:
         self._known = [run for run in runs if run[1] > last]
-        # The lowest run is last, so `add` removes it in constant time.
+        # Put the lowest run last, so that `add` can remove the run in constant time.
         self._known.reverse()
         self._head = _Pending(None)
         self._head.newest = last
@@ -309,7 +310,7 @@ class WatermarkTracker:
 
     @property
     def last(self) -> int:
-        """Return the watermark: everything up to this position is done."""
+        """The watermark. All messages up to this position are done."""
         return self._head.newest
 
     def __len__(self) -> int:
@@ -317,18 +318,19 @@ class WatermarkTracker:
 
     @property
     def ranges(self) -> int:
-        """Return the number of runs above the watermark, including recorded runs."""
+        """The number of runs above the watermark, including recorded runs."""
         return self._ranges + len(self._known)
 
     def __contains__(self, position: int) -> bool:
         return position in self._pending
 
     def add(self, position: int) -> bool:
-        """Add the next message that was read; return False if it is already done."""
+        """Add the next read message; return False if the message is already done."""
         while self._known and self._known[-1][1] < position:
             self._known.pop()
         if self._known and self._known[-1][0] <= position:
-            # Done under an earlier claim: the message joins the run after the last pending message.
+            # The message is done under an earlier claim. The message joins the run after the last
+            # pending message.
             tail = self._tail
             if not tail.first:
                 tail.first = position
@@ -342,14 +344,14 @@ class WatermarkTracker:
         return True
 
     def done(self, position: int) -> None:
-        """Mark a pending message as done; raise KeyError if it is not pending."""
+        """Mark a message as done; raise KeyError if the message is not pending."""
         node = self._pending.pop(position)
         before = node.before
         after = node.after
         if before is None:
             raise KeyError(position)
-        # The message and the run after it join the run of the previous pending message. A run after
-        # the head only raises the watermark, so it is not counted.
+        # The message and its following run join the run of the previous pending message. A run
+        # after the head does not count, because it only raises the watermark.
         if node.first:
             self._ranges -= 1
         if not before.first:
@@ -370,7 +372,7 @@ class WatermarkTracker:
             if node.first:
                 runs.append((node.first, node.newest))
             node = node.after
-        # Recorded runs that were not fully read are above all others.
+        # Recorded runs that the worker has not fully read are above all other runs.
         for first, newest in reversed(self._known):
             if len(runs) == most:
                 break
@@ -384,8 +386,9 @@ class WatermarkTracker:
 class LaneProgress:
     """Progress of one claim.
 
-    :param lanes: the current lanes, for instance the view of a dict.
-    :param subscription: notified of every done message.
+    :param lanes: a live view of the current lanes.
+    :param subscription: the subscription to notify of every done message; None if the broker is not
+      polled.
     """
 
     def __init__(
@@ -409,8 +412,8 @@ class LaneProgress:
         )
         self._cancelled = set(above.cancelled)
         self._read = claim.done
-        # The ranges record positions. Unstable positions cannot be compared with an earlier
-        # owner's.
+        # The ranges record positions. Positions of an earlier owner are useless if they are not
+        # stable.
         self._window = WatermarkTracker(
             claim.done, above.done_ranges if self._positions.stable else ()
         )
@@ -423,28 +426,28 @@ class LaneProgress:
         self._changed = False
 
     def __len__(self) -> int:
-        """Return the number of messages that are read and not done."""
+        """Return the number of pending messages."""
         return len(self._window)
 
     @property
     def ranges(self) -> int:
-        """Return how many ranges of done messages are above the watermark."""
+        """The number of runs of done messages above the watermark."""
         return self._window.ranges
 
     def add(self, position: int) -> bool:
-        """Add the next message that was read; return False if it is done, or cancelled."""
+        """Add the next read message; return False if the message is done or cancelled."""
         self._read = position
         if self._window.add(position):
             if position not in self._cancelled:
                 return True
             self.done(position)
-        # An operator decided about the message during its last attempt: the message is over.
+        # The message is over, and so is its recorded failure.
         self._not_received.pop(self._positions.identity(position), None)
         self._changed = True
         return False
 
     def cancel(self, position: int) -> CancelOutcome:
-        """Keep all lanes from starting a message; return whether that was still possible."""
+        """Keep all lanes from starting a message; return the outcome of the cancellation."""
         if position in self._cancelled:
             return CancelOutcome.ALREADY
         if self._positions.identity(position) in self._not_received:
@@ -457,7 +460,7 @@ class LaneProgress:
                 return CancelOutcome.DONE
             if lane.is_failing(position):
                 return CancelOutcome.FAILING
-            # A lane without a greenlet waits, or has been started and has not run yet.
+            # A lane without a greenlet waits, or has not run since its start.
             if lane.slot.greenlet is not None and lane.rows[0][0] == position:
                 return CancelOutcome.STARTED
         self._cancelled.add(position)
@@ -465,7 +468,7 @@ class LaneProgress:
         return CancelOutcome.CANCELLED
 
     def decide(self, position: int, failure: FailureRecord | None) -> Lane | None:
-        """Apply an operator's decision; return the lane if the message is its first one."""
+        """Apply an operator's decision; return the lane if the message is its first."""
         self._changed = True
         same = self._positions.identity(position)
         stable = self._positions.stable
@@ -486,34 +489,34 @@ class LaneProgress:
         )
 
     def drop_cancelled(self, lane: Lane, settle: Callable[[Lane], None]) -> None:
-        """Drop the first messages of a lane if they are cancelled."""
+        """Drop the cancelled messages at the beginning of a lane."""
         while self._cancelled and lane.rows and lane.rows[0][0] in self._cancelled:
             lane.claim.done = lane.rows[0][0]
             settle(lane)
 
     def take_failure(self, position: int) -> FailureRecord | None:
-        """Remove and return the recorded failure of a message that is received again."""
+        """Remove and return the recorded failure of a received message, if any."""
         if not self._not_received:
             return None
         failure = self._not_received.pop(self._positions.identity(position), None)
         return None if failure is None else replace(failure, position=position)
 
     def done(self, position: int) -> None:
-        """Record that a message is done, and acknowledge it at a polled broker."""
+        """Record a message as done, and acknowledge the message at a polled broker."""
         self._window.done(position)
         if self._subscription is not None:
             self._subscription.done(position)
         self._changed = True
 
     def lane_ended(self) -> None:
-        """Record that a lane ran: its failure may have changed."""
+        """Record that a lane ran, because its failure may have changed."""
         self._changed = True
 
     def is_finished(self) -> bool:
         """Update the claim; return whether no message is pending."""
         self.publish()
         if self._not_received and not self._window and self._clock() >= self._hidden_until:
-            self._not_received.clear()  # no broker hides a message this long: they are gone
+            self._not_received.clear()  # these messages are gone
             self._changed = True
             self.publish()
         return not self._window and not self._not_received
@@ -538,7 +541,7 @@ class LaneProgress:
 
     def _failures(self) -> Iterator[FailureRecord]:
         for failure in self._not_received.values():
-            # The watermark may have passed the failure's position since it was recorded.
+            # The watermark may have passed the recorded position of the failure.
             yield replace(
                 failure, position=self._positions.not_before(failure.position, self._window.last)
             )
@@ -550,7 +553,7 @@ class LaneProgress:
 
 
 def _most_important(failures: Iterable[FailureRecord]) -> list[FailureRecord]:
-    """Return as many failures as fit into a node, those of blocked messages first."""
+    """Return as many failures as fit into a node, with blocked messages first."""
     chosen: list[FailureRecord] = []
     size = 0
     for failure in sorted(failures, key=lambda failure: (not failure.blocked, failure.position)):

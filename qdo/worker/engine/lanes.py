@@ -1,9 +1,9 @@
-"""Run a queue whose messages need not all wait for each other: any order but ``order="queue"``.
+"""Run queues with any order but ``order="queue"``, so that not all messages wait in one line.
 
-A *lane* is a queue within a queue: the messages of one key, in their order. With
-``order="none"`` each message is a separate lane. With ``order="priority"`` each priority is a lane
-(`priorities`). A lane ends its messages by the same rules as a queue (`pipeline`, `outcomes`). A
-backoff, a block or a dead letter that cannot be stored holds up its own lane only.
+A *lane* is a queue within a queue: the messages of one key, in their order. With ``order="none"``
+each message is a separate lane. With ``order="priority"`` each priority is a lane (`priorities`).
+Lanes and queues end their messages by the same rules (`pipeline`, `outcomes`). A backoff, a block
+or a dead letter that the broker cannot store holds up only its own lane.
 
 =========  =========================================================  =======================
 a lane is  meaning                                                    next
@@ -15,10 +15,10 @@ parked     until a time: the backoff of a message or of the broker    ready
 blocked    its first message waits for an operator                    (a new claim)
 =========  =========================================================  =======================
 
-The turn of such a queue lasts while any lane runs. The turn reads ahead, starts lanes while permits
-are free, and waits for a lane to end. Its memory is bounded: at most `WINDOW` pending messages and
-`HELD_BYTES` of bodies. If one key has so many messages that they fill the window, the queue waits
-until that key makes progress; fewer messages hold up no other key.
+The turn of a queue with lanes lasts while any lane runs. The turn reads ahead, starts lanes while
+permits are free, and waits for a lane to end. The turn has at most `WINDOW` pending messages and
+`HELD_BYTES` of bodies in memory. If the messages of one key fill the window, the queue waits until
+that key makes progress. Until then, a key does not hold up other keys.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
 from qdo.worker.executors.base import AttemptEnded, JobAborted, MessageExpired
 
-# Maximum pending messages of one queue. A pending message has been read and is not done.
+# Maximum number of pending messages of one queue. The turn has read a pending message, and the
+# message is not done.
 WINDOW = 10_000
-# Maximum size of one queue's pending messages: a few large ones must not fill the memory.
+# Maximum bytes of one queue's pending messages. A few large messages must not fill the memory.
 HELD_BYTES = 32 << 20
-# Maximum size for all queues of a process. A queue without pending messages may always read one.
+# Maximum bytes for all queues of a process. A queue without pending messages may always read a
+# message.
 HELD_BYTES_IN_ALL = 128 << 20
-# How often a turn checks whether the lease is valid again or other queues hold fewer bytes.
+# Seconds between a turn's checks whether the lease is valid again or other queues hold fewer bytes.
 LOOK_SECONDS = 0.05
-# Memory of a row without its body, including its entries in the window and the lane.
+# Bytes of a row without its body, including its entries in the window and the lane.
 _ROW_BYTES = 400
 
-# Functions that return the value shared by all messages of a lane.
+# Functions that return the key of a row's lane.
 _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
     "queue": lambda row: None,
     "key": itemgetter(2),
@@ -73,11 +75,11 @@ _LANE_OF: Mapping[Order, Callable[[Row], object]] = {
 class Lanes:
     """The lanes of one claim of one queue.
 
-    :ivar claim: the queue's claim; `publish` updates it before the owner records it.
+    :ivar claim: the queue's claim; `publish` updates the claim before the owner records it.
     :ivar progress: the done, pending and cancelled messages.
-    :ivar admitted_at: the time at which the queue's own rate lets the next lane start.
-    :ivar grant: the permits for the next lane that starts; see `limits`.
-    :param turn: the turn that created the lanes; the lanes use its slot, claim and job.
+    :ivar admitted_at: clock time at which the queue's own rate lets the next lane start.
+    :ivar grant: the permits for the next lane to start; see `limits`.
+    :param turn: the turn that creates the lanes; the lanes use its slot, claim and job.
     """
 
     def __init__(self, engine: Engine, turn: Turn, spec: LaneSpec, runner: LaneTurns) -> None:
@@ -99,7 +101,7 @@ class Lanes:
         )
         by_priority = turn.job.order == "priority"
         self._priorities = Priorities(self.progress, self._lanes.values()) if by_priority else None
-        # Reading runs ahead of processing, so it uses a separate slot and a separate claim.
+        # Reading runs ahead of processing, so the reader has its own slot and claim.
         self._source = Slot(slot.queue, slot.durations)
         self._source.subscription = slot.subscription
         self._source.member = slot.member
@@ -123,16 +125,16 @@ class Lanes:
         claim.refresh = self.publish
 
     def turn(self) -> TurnResult:
-        """Run lanes until all are idle, or the claim or the lease ends."""
+        """Run lanes until all are idle or the claim or the lease ends; return the result."""
         self._tip = False
         self._turning = True
         try:
             while True:
-                # Cleared first: news that arrives while `_advance` reads must end the wait below.
+                # Clear first, because news during `_advance` must end the wait below.
                 self._news.clear()
                 result = self._advance()
-                # Only this queue was notified of the free permit. If it is still free, notify the
-                # next.
+                # `LanePermits` notified only this queue of a free permit. If the permit is still
+                # free, notify the next queue.
                 self._permits.notify_next()
                 if not self._running and result is not None:
                     break
@@ -148,7 +150,7 @@ class Lanes:
         return result
 
     def _advance(self) -> TurnResult | None:
-        """Start lanes; return None while the turn continues, and its result at the end."""
+        """Start lanes; return the result of the turn, or None while the turn continues."""
         claim = self.claim
         now = self._clock()
         # The claim or the lease may have ended while the turn waited for a lane.
@@ -162,7 +164,8 @@ class Lanes:
             return TurnResult.PAUSED
         while self._parked and self._parked[0][0] <= now:
             self._ready.append(heapq.heappop(self._parked)[2])
-        # By priority, all messages are read before any starts: the most urgent may be the last.
+        # With priorities, read all messages before a lane starts, because the last may be the most
+        # urgent.
         while self._priorities is not None and not self._running and self._wants_more():
             self._read()
         while self._start_ready() and self._wants_more():
@@ -184,14 +187,14 @@ class Lanes:
         return any(lane.is_blocked for lane in self._lanes.values())
 
     def _start_ready(self) -> bool:
-        """Start ready lanes while permits are free; return whether more could be started."""
+        """Start ready lanes while permits are free; return whether more lanes could start."""
         while len(self._running) < self._spec.limit:
             if not self._ready:
                 return True
             if not self._permits.acquire(self):
                 return False
             if self._gate is not None and not self._gate.enter_lane(self, self.claim.fence):
-                # A queue that waits for a limit must not take permits from the lanes of other
+                # A queue that waits for a limit must not keep a permit from the lanes of other
                 # queues.
                 self._permits.release()
                 return False
@@ -218,7 +221,7 @@ class Lanes:
         return not full and self._permits.held_bytes < HELD_BYTES_IN_ALL
 
     def _pause(self, result: TurnResult | None) -> float | None:
-        """Return how long the turn may wait for the end of a lane; None for no limit."""
+        """Return the seconds for which the turn may wait for news; None for no limit."""
         if result is not None:
             return LOOK_SECONDS if result is TurnResult.PAUSED else None
         now = self._clock()
@@ -240,7 +243,7 @@ class Lanes:
 
     @property
     def takes_more(self) -> bool:
-        """Whether new messages may be started while all earlier ones wait."""
+        """Whether new messages may start while all earlier messages wait."""
         return not self._spec.single and self._source.not_before <= self._clock()
 
     @property
@@ -249,14 +252,14 @@ class Lanes:
         return self._turning and bool(self._ready) and len(self._running) < self._spec.limit
 
     def decide(self, decisions: Mapping[int, FailureRecord | None]) -> None:
-        """Apply operators' decisions about messages; other lanes are not affected."""
+        """Apply operators' decisions about messages, without an effect on other lanes."""
         for position, failure in decisions.items():
             lane = self.progress.decide(position, failure)
             if lane is None:
                 continue
             if lane in self._running:
-                # The lane's next run applies the decision. A skip or a dead letter ends a running
-                # attempt.
+                # The lane's next run applies the decision. A decision to skip or dead-letter ends a
+                # running attempt.
                 if failure is not None:
                     end_attempt(lane.slot)
             elif lane not in self._ready:
@@ -278,18 +281,18 @@ class Lanes:
         return self.progress.is_finished()
 
     def publish(self, changed: bool = False) -> None:
-        """Update the claim before its recording; `changed`: a lane's failure has changed."""
+        """Update the claim; `changed` means that a lane's failure may have changed."""
         if changed:
             self.progress.lane_ended()
         self.progress.publish()
 
     def discard(self) -> None:
-        """Stop counting the memory of messages that the queue no longer needs."""
+        """Stop counting the memory of the queue's messages."""
         self._count_bytes(-self._bytes)
 
     def _read(self) -> None:
         if self._permits.held_bytes >= HELD_BYTES_IN_ALL:
-            # This queue has no pending messages. It must read one, or it would make no progress.
+            # This queue has no pending messages, and must read one to make progress.
             self._source.limit = 1
         wakes = self._wakes
         try:
@@ -304,7 +307,7 @@ class Lanes:
             if self.progress.add(row[0]):
                 self._add(row)
         self._engine.fetcher.learn(self._source, taken, 0)
-        # The fetch may wait for the broker, and miss the message of a wake that comes meanwhile.
+        # A wake during the fetch may concern a message that the fetch has missed.
         self._tip = not taken and wakes == self._wakes
 
     def _add(self, row: Row) -> None:
@@ -329,7 +332,7 @@ class Lanes:
         self._permits.held_bytes += change
 
     def _run(self, lane: Lane) -> None:
-        """Run a lane until it is idle or other lanes wait: the body of its greenlet."""
+        """Run a lane until it is idle or other lanes wait. This is the body of its greenlet."""
         slot = lane.slot
         slot.in_flight_index = self._engine.in_flight.take(self._slot.label)
         slot.greenlet = gevent.getcurrent()
@@ -338,8 +341,8 @@ class Lanes:
         try:
             result = self._run_on(lane)
         except (AttemptEnded, MessageExpired):
-            # The lane continues with the operator's decision. If the job had already ended, the
-            # lane continues without the expired message.
+            # The job had already ended. The lane continues with the operator's decision, or without
+            # the expired message.
             result = TurnResult.MORE
         except JobAborted:
             self._stopping = True
@@ -350,8 +353,8 @@ class Lanes:
             in_doubt = self._clock() >= self.claim.lease.until
             self._engine.in_flight.give_back(slot.in_flight_index, in_doubt=in_doubt)
             slot.greenlet = slot.message = None
-            # Before `release`, which asks every queue, including this one, how many of its lanes
-            # run.
+            # Delete the lane before `release`, which asks each queue, including this queue, for its
+            # running lanes.
             del self._running[lane]
             self._permits.release()
             if slot.grant is not None and self._gate is not None:
@@ -363,7 +366,7 @@ class Lanes:
         claim = self.claim
         while True:
             now = self._clock()
-            # Checked before each run: other greenlets have run since the turn checked.
+            # Check before each run, because other greenlets have run after the check of the turn.
             if not claim.open or now >= claim.lease.until or self._stopping:
                 return TurnResult.MORE
             sliced = self._priorities is not None
@@ -378,12 +381,12 @@ class Lanes:
             if result is not TurnResult.MORE or not lane.rows or self._ready or sliced:
                 return result
             if self._gate is not None and lane.slot.grant is None:
-                return result  # no permit is left for its next message
+                return result  # the lane has no permit for its next message
             # Even a single busy lane must let heartbeats and checkpoints run.
             gevent.sleep(0)
 
     def settle(self, lane: Lane) -> None:
-        """Drop the messages of a lane that are done."""
+        """Drop the done messages of a lane."""
         rows = lane.rows
         done = lane.claim.done
         while rows and rows[0][0] <= done:
@@ -394,7 +397,7 @@ class Lanes:
             self._count_bytes(-len(body) - _ROW_BYTES)
 
     def drop_expired(self, lane: Lane) -> None:
-        """Drop cancelled messages, and those that the broker took back and delivers again."""
+        """Drop cancelled messages, and messages that the broker took back and will redeliver."""
         subscription = self._subscription
         slot = lane.slot
         self.progress.drop_cancelled(lane, self.settle)
@@ -405,7 +408,7 @@ class Lanes:
             self._runner.note_expired(self._slot, position)
             pending = slot.pending_dead_letter
             if pending is not None and pending.position == position:
-                # The dead letter would be stored twice.
+                # Otherwise the worker would store the dead letter twice.
                 slot.pending_dead_letter = slot.dead_letter_message = None
             lane.claim.done = position
             self.settle(lane)
@@ -413,8 +416,7 @@ class Lanes:
 
     def _place(self, lane: Lane, result: TurnResult) -> None:
         """Delete, park or requeue a lane after it ran."""
-        # The run may have changed the failure of the lane's claim, which the queue's claim
-        # includes.
+        # The run may have changed the lane's failure, which the queue's claim includes.
         self.progress.lane_ended()
         if not lane.rows:
             del self._lanes[lane.key]
@@ -435,17 +437,18 @@ class LaneTurns:
         self.note_expired = outcomes.note_expired
 
     def report_to(self, turns_changed: Callable[[int], None]) -> None:
-        """Call a function with 1 when a turn begins to wait for lanes and with -1 at its end."""
+        """Set the function to call with 1 when a turn begins to wait for lanes; -1 at its end."""
         self._turns_changed = turns_changed
 
     def run(self, turn: Turn) -> TurnResult:
-        """Run the lanes of a queue until all are idle; return the result of the turn."""
+        """Run the lanes of a queue; return the result of the turn."""
         slot = turn.slot
         claim = turn.claim
         lanes = slot.lanes
         if lanes is None or lanes.claim is not claim:
             lanes = slot.lanes = self._make_lanes(turn)
-        # The turn lasts as long as its lanes, so another queue gets its place among running queues.
+        # The turn lasts as long as its lanes, so another queue may take its place among running
+        # queues.
         self._turns_changed(1)
         try:
             result = lanes.turn()
@@ -453,7 +456,7 @@ class LaneTurns:
             self._turns_changed(-1)
         finished = result is TurnResult.TIP and lanes.is_finished()
         if turn.in_force:
-            if finished:  # thousands of queues may be idle at once
+            if finished:  # save memory, because thousands of queues may be idle at once
                 subscription = slot.subscription
                 slot.lanes = None
                 claim.refresh = None if subscription is None else refresher(claim, subscription)
@@ -464,8 +467,8 @@ class LaneTurns:
     def _make_lanes(self, turn: Turn) -> Lanes:
         job = turn.job
         engine = self._engine
-        # A job with another order may have done messages above the watermark. A batch job gets each
-        # message up to that point in a separate batch.
+        # If an earlier job with another order has left done messages above the watermark, a batch
+        # job also runs in lanes. The job then gets each message in a separate batch.
         if job.batch:
             call = engine.observers.bind(in_batches(job.call))
             turn = replace(turn, job=replace(job, call=call, batch=0))
@@ -478,7 +481,7 @@ class LaneTurns:
         return Lanes(engine, turn, spec, self)
 
     def run_lane(self, turn: Turn, lane: Lane, until: float) -> TurnResult:
-        """Run messages of a lane until a given time; return the result."""
+        """Run messages of a lane until a clock time; return the result."""
         slot = lane.slot
         before = lane.started
         began = self._engine.clock()
@@ -493,7 +496,7 @@ class LaneTurns:
             turn.note_successes(taken, slot)
             if (meter := turn.job.meter) is not None:
                 meter.turn(slot, taken, began, until)
-            # After AttemptEnded, too, the lane continues with the claim that replaced its claim.
+            # The lane continues with the claim that replaced its claim, even after AttemptEnded.
             decided = lane.take_over()
         return TurnResult.MORE if decided else result
 
@@ -510,12 +513,12 @@ class LaneTurns:
         if not (job.every_message or lane_turn.has_failure or turn.claim.careful):
             return self._rows.run_rows(lane_turn, rows, until, 1)
         row = next(rows, None)
-        if row is None:  # the broker took back the lane's messages
+        if row is None:  # the broker took back all messages of the lane
             return TurnResult.MORE
         before = lane.claim.done
         result = self._rows.run_one(lane_turn, row, until, lane.settle)
         if lane_turn.must_record(before):
-            # Settle first: the recorded claim of the queue does not yet count this message as done.
+            # Settle first, because the queue's claim does not yet count this message as done.
             lane.settle()
             turn.member.record(turn.claim)
         return result

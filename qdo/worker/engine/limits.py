@@ -1,14 +1,14 @@
-"""Permits and rates of jobs, which decide which queue may start its next message.
+"""Let queues start messages by the permits and rates of their jobs.
 
-A job with limits gets a `Gate` when it is bound; other jobs cost nothing. A queue takes permits of
-all limits or of none before it starts a message. A queue without permits gives up its place among
-the running queues. Waiting queues are served in order of arrival. If this process has no share of a
-limit, queues that wait for that limit hold up no other limit.
+A job with limits gets a `Gate` when the worker binds the job. Jobs without limits cost nothing.
+Before a queue starts a message, it takes permits of all limits or of none. A queue without permits
+gives up its place among the running queues. Waiting queues get permits in order of arrival. If this
+process has no share of a limit, queues that wait for that limit do not hold up other queues.
 
 A job with limits needs permits for each row. Asking for permits before each message would cost more
-than a short job. While nothing can change between two messages, a turn takes its rows in one
-streak, directly from the fetched rows. All messages of a streak use one grant. Three events
-interrupt a streak first: a queue begins to wait, a cap is lowered, or the process checks a rate.
+than a short job. So a turn takes its rows in a streak, directly from the fetched rows, while
+nothing can change between two messages. All messages of a streak use one grant. Three events
+interrupt streaks: a queue begins to wait, an operator lowers a cap, or the process checks a rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qdo.fleet.permit_counts import PermitCount, StartCount
 
 
-# Maximum messages that ask for permits one by one after interruptions of streaks.
+# Maximum number of messages that ask for permits one by one after an interruption.
 MOST_SINGLES = 63
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class PermitShare(Protocol):
 
 
 class GatedRows:
-    """Returns each row with permits; ends early when there are no permits."""
+    """Yields rows with permits, and ends early when no permits are free."""
 
     __slots__ = ("_fence", "_gate", "_rows", "_slot")
 
@@ -77,7 +77,7 @@ class GatedRows:
         return self
 
     def __next__(self) -> Row:
-        # Take permits before the row, because a row taken from the lane counts as started.
+        # Take permits before the row, because a row from the lane counts as started.
         if not self._renew():
             raise StopIteration
         row: Row = next(self._rows)
@@ -89,13 +89,13 @@ class GatedRows:
         return length_hint(self._rows)
 
     def _renew(self) -> bool:
-        """Get permits for the next message into the slot's grant; return whether it has them."""
+        """Take permits for the next message; return whether the slot's grant has them."""
         slot = self._slot
         gate = self._gate
         grant = slot.grant
         if grant is None:
             return False
-        # The first row uses the grant with which the queue entered.
+        # The first row uses the permits that the queue took in `Gate.enter`.
         if grant.started and (
             gate.due(slot.queue, self._fence) > gate.limits.clock() or not grant.renew()
         ):
@@ -106,7 +106,7 @@ class GatedRows:
 
 
 class StreakRows(GatedRows):
-    """The fetched rows of a queue, in streaks where possible."""
+    """Yields the fetched rows of a queue, in streaks where possible."""
 
     __slots__ = ("_most", "_shares")
 
@@ -119,12 +119,12 @@ class StreakRows(GatedRows):
         return chain.from_iterable(self._parts())
 
     def _parts(self) -> Iterator[Rows]:
-        """Return the rows in parts; the first row of each part may start at once."""
+        """Yield the rows in parts; each part is a streak or a single row."""
         slot = self._slot
         gate = self._gate
         streaks: Streaks = gate.limits.streaks
         while True:
-            # The loop comes back here after a streak: count the starts of the streak.
+            # The loop returns here after a streak, and counts the starts of the streak.
             streaks.end(self)
             if not length_hint(self._rows) or not self._renew():
                 return
@@ -141,7 +141,7 @@ class StreakRows(GatedRows):
                 yield islice(self._rows, 1)
 
     def settle(self) -> None:
-        """Count the starts of the streak, except the first one, which has been counted."""
+        """Count the starts of the streak, except the first, which `_parts` has counted."""
         count = self._most - length_hint(self._rows) - 1
         now = self._gate.limits.clock()
         for share in self._shares:
@@ -149,9 +149,10 @@ class StreakRows(GatedRows):
         self._shares = ()
 
     def interrupt(self) -> None:
-        """End the streak between two messages, so that its loop finds no further row."""
+        """End the streak between two messages, so that the turn's loop finds no further row."""
         self.settle()
-        # The list exhausts the loop's iterator. The cost is proportional to the length of the list.
+        # The list exhausts the iterator of the turn's loop. The cost is proportional to the number
+        # of remaining rows.
         remaining = iter(list(self._rows))
         if self._slot.rows is self._rows:
             self._slot.rows = remaining
@@ -165,8 +166,9 @@ class Streaks:
 
     @property
     def may_begin(self) -> bool:
-        """Whether the next message may begin a streak instead of asking for permits alone."""
-        # An interruption copies each fetched row. After an interruption, single messages cost less.
+        """Whether the next message may begin a streak; otherwise it must ask for permits alone."""
+        # An interruption copies all remaining rows. After an interruption, single messages cost
+        # less.
         if self._singles:
             self._singles -= 1
             return False
@@ -179,7 +181,8 @@ class Streaks:
         if rows in self._running:
             self._running.remove(rows)
             rows.settle()
-            # The streak was not interrupted, so one single message follows the next interruption.
+            # No interruption ended the streak, so only one single message follows the next
+            # interruption.
             self._pause = 0
 
     def interrupt(self) -> None:
@@ -192,7 +195,7 @@ class Streaks:
                 rows.interrupt()
 
 
-# A queue, or the lanes of one, that can wait for permits.
+# A queue, or the lanes of a queue, that can wait for permits.
 PermitWaiter: TypeAlias = Slot | LaneGroup
 
 
@@ -213,20 +216,20 @@ class Grant:
         self.streak: StreakRows | None = None
 
     def allows(self, messages: int) -> bool:
-        """Return whether so many messages, with the one in flight, may start with this grant."""
+        """Return whether this grant allows a streak of this many messages, including the first."""
         return not self._gate.limits.waiting and all(
             share.starts.covers(messages - 1, self._gate.limits.clock()) for share in self.shares
         )
 
     def renew(self) -> bool:
-        """Take the permits again for the next message, unless another queue waits for permits."""
+        """Take the permits again for the next message, unless another queue waits."""
         self._return()
         limits = self._gate.limits
         if limits.waiting or not all(share.has_free() for share in self.shares):
             self.shares = ()
             limits.serve()
             return False
-        # No greenlet has run since the check, so the permits are still free.
+        # No greenlet has run after the check, so the permits are still free.
         for share in self.shares:
             share.take()
         self.started = False
@@ -244,7 +247,7 @@ class Grant:
             self._gate.limits.streaks.end(self.streak)
             self.streak = None
         for share in self.shares:
-            # A start counts from the time of the grant, not from the start of the message.
+            # The share counted the start at the time of the grant, so refund an unused start.
             if not self.started:
                 share.starts.refund()
             if share.give_back():
@@ -252,13 +255,13 @@ class Grant:
 
 
 class Gate:
-    """The permits that a job must have before it starts a message.
+    """Gives permits to the queues of one job before they start messages.
 
     :ivar limits: all limits of the process.
     :ivar glob: the job's queues.
-    :ivar names: the job's limits, in the order in which their permits are taken.
-    :ivar waiting: the waiters, each with its number of arrival.
-    :ivar allows_streak: whether one queue may start messages as fast as it can.
+    :ivar names: names of the job's limits, sorted.
+    :ivar waiting: arrival number of each waiter, in order of arrival.
+    :ivar allows_streak: whether the job has no rate per queue.
     """
 
     def __init__(self, limits: Limits, job: Job) -> None:
@@ -271,11 +274,11 @@ class Gate:
         self._last: dict[str, tuple[int, float]] = {}
 
     def due(self, queue: str, fence: int) -> float:
-        """Return the time at which the queue's own rate allows the next message."""
+        """Return the clock time at which the queue's own rate allows the next message."""
         if not self._queue_seconds:
             return 0.0
         since, at = self._last.get(queue, (None, 0.0))
-        # A new claim waits, too, because the former owner may have just started a message.
+        # A new claim also waits, because the former owner may have just started a message.
         if since != fence:
             self._last[queue] = fence, (at := self.limits.clock())
         return at + self._queue_seconds
@@ -288,7 +291,7 @@ class Gate:
         self._last.pop(queue, None)
 
     def admits(self, waiter: PermitWaiter) -> bool:
-        """Put permits for a waiter into its `grant`; return False if it must wait for them."""
+        """Set the waiter's `grant`; return False if the waiter must wait for permits."""
         # While other queues wait, only `serve` gives permits, in order of arrival.
         if waiter.grant is None and not self.limits.waiting:
             waiter.grant = self.limits.take(self)
@@ -296,12 +299,12 @@ class Gate:
             waiter.grant = Grant(self, ())
         elif waiter.grant is None:
             self.limits.enqueue(self, waiter)
-            # The waiting queues may need other limits, so this queue may get its permits at once.
+            # This queue may get its permits at once if the other waiting queues need other limits.
             self.limits.serve()
         return waiter.grant is not None
 
     def enter(self, slot: Slot, fence: int) -> TurnResult | None:
-        """Take permits for a queue; without permits, return the result of its turn."""
+        """Take permits for a queue and return None, or return the result of its turn."""
         due = self.due(slot.queue, fence)
         if due > self.limits.clock():
             slot.not_before = due
@@ -309,7 +312,7 @@ class Gate:
         return None if self.admits(slot) else TurnResult.LIMITED
 
     def enter_lane(self, lanes: LaneGroup, fence: int) -> bool:
-        """Take permits for one lane of a queue; return False if it waits for them or the rate."""
+        """Take permits for one lane; return False if it must wait for permits or the rate."""
         lanes.admitted_at = self.due(lanes.queue, fence)
         if lanes.admitted_at > self.limits.clock() or not self.admits(lanes):
             return False
@@ -318,22 +321,22 @@ class Gate:
         return True
 
     def start(self, slot: Slot, fence: int) -> None:
-        """Use the permits of an entered queue for one call."""
+        """Use the permits of a queue that has entered for one call."""
         if slot.grant is not None:
             slot.grant.started = True
         self.note_start(slot.queue, fence)
 
     def rows(self, slot: Slot, rows: Any, fence: int) -> GatedRows:
-        """Return the rows of an entered lane, as long as there are permits."""
+        """Return the rows of a lane that has entered, as long as permits are free."""
         return GatedRows(self, slot, rows, fence)
 
     def fetched(self, slot: Slot, rows: Rows, fence: int) -> StreakRows:
-        """Return the fetched rows of an entered queue, as long as there are permits."""
+        """Return the fetched rows of a queue that has entered, as long as permits are free."""
         return StreakRows(self, slot, rows, fence)
 
 
 class Limits:
-    """The limits of all registrations of a worker process; `waiting` counts the waiting queues."""
+    """The limits of a worker process. `waiting` is the number of waiting queues."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.waiting = 0
@@ -347,11 +350,11 @@ class Limits:
         self._arrivals = count()
 
     def report_to(self, resume: Callable[[PermitWaiter], None]) -> None:
-        """Set the function to call with each waiter that got its permits."""
+        """Set the function that `serve` calls with each waiter that got its permits."""
         self._resume = resume
 
     def gate(self, job: Job) -> Gate | None:
-        """Return the gate of a job; None if it has neither limits nor a rate."""
+        """Return the gate of a job; None if the job has neither limits nor a rate."""
         if not job.limits and not job.queue_seconds:
             return None
         gate = Gate(self, job)
@@ -365,7 +368,7 @@ class Limits:
         layout: Layout,
         member: Member,
     ) -> list[LimitShare]:
-        """Return the shares of a new registration; earlier shares end with their leases."""
+        """Return the shares of a new registration, which replace the earlier shares."""
         names = {name for job in jobs for name in job.limits} | declared.keys()
         self.wake = partial(member.call, lambda: None)
         shares = {
@@ -385,8 +388,9 @@ class Limits:
         return list(shares.values())
 
     def use(self, shares: Mapping[str, PermitShare]) -> None:
-        """Set the shares from which to take permits."""
-        # Interrupt first: a running streak would start messages with permits of the old shares.
+        """Set the shares that give permits."""
+        # Interrupt first, because a running streak would start messages with permits of the old
+        # shares.
         self.streaks.interrupt()
         self._shares = shares
         for share in shares.values():
@@ -395,8 +399,9 @@ class Limits:
         self._count()
 
     def take(self, gate: Gate) -> Grant | None:
-        """Take permits of all limits of a gate, or none."""
-        # Take all permits or none: two queues with one permit each would wait for each other.
+        """Return permits of all limits of a gate, or None."""
+        # Take all permits or none, because two queues with one permit each would wait for each
+        # other.
         shares = tuple(share for name in gate.names if (share := self._shares.get(name)))
         if len(shares) < len(gate.names) or not all(share.has_free() for share in shares):
             return None
@@ -405,7 +410,7 @@ class Limits:
         return Grant(gate, shares)
 
     def enqueue(self, gate: Gate, waiter: PermitWaiter) -> None:
-        """Add a queue to the end of the line; a queue that already waits keeps its place."""
+        """Add a queue to the end of the line, unless the queue already waits."""
         if waiter not in gate.waiting:
             gate.waiting[waiter] = next(self._arrivals)
             waiter.awaits_permit = True
@@ -449,11 +454,12 @@ class Limits:
         candidates = [gate for gate in self._gates if gate.waiting]
         served = False
         while candidates:
-            # The first waiter of each gate arrived there first.
+            # The first waiter of each gate has waited longest.
             gate = min(candidates, key=lambda gate: next(iter(gate.waiting.values())))
             grant = None if reserved & {*gate.names} else self.take(gate)
             if grant is None:
-                # Permits of one limit stay free until the waiter can get permits of all its limits.
+                # Reserve the free permits of this waiter until it can get permits of all its
+                # limits.
                 candidates.remove(gate)
                 reserved |= self._coming(gate)
                 continue
@@ -467,13 +473,13 @@ class Limits:
                 candidates.remove(gate)
         if served:
             self._count()
-        # The loop of the shares must schedule a check for the time of the next token.
+        # Wake the loop of the shares, which must schedule a check at the time of the next token.
         if self.waiting and any(share.awaits_token() for share in self._shares.values()):
             self.wake()
 
     def _coming(self, gate: Gate) -> set[str]:
-        """Return the limits that later queues must not take before a waiting queue."""
-        # Return no limits if this process lacks a share of any of them: that wait may be long.
+        """Return the limits to reserve for the first waiter of a gate."""
+        # Reserve nothing if this process lacks a share of any limit, because the wait may be long.
         shares = [self._shares.get(name) for name in gate.names]
         has_all = all(share is not None and share.has_share for share in shares)
         return {*gate.names} if has_all else set()
@@ -494,11 +500,11 @@ class Limits:
             self.wake()
 
     def faults(self) -> dict[str, str]:
-        """Return the unusable limits, each with the reason."""
+        """Return the reason for each unusable limit."""
         return {name: _reason(name, share.why) for name, share in self._shares.items() if share.why}
 
     def waits(self) -> dict[str, tuple[str, ...]]:
-        """Return the limits that queues wait for, by glob of their job."""
+        """Return the limits that queues wait for, by the glob of the queues' job."""
         return {gate.glob: gate.names for gate in self._gates if gate.waiting}
 
 

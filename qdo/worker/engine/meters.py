@@ -1,9 +1,9 @@
 """Count the attempts of a worker process's jobs, for `/metrics`.
 
-Reading the clock for each message would cost a no-op job more than 2 % of its rate. So the whole
-turn of a queue is measured. A turn lasts `turn_seconds`, or as long as one longer message. The sum
-of the durations is exact. In a turn of many messages, each counts with their mean, except a last
-message that ran past the end of the turn.
+Reading the clock for each message would cost a no-op job more than 2 % of its rate. So a meter
+measures the whole turn of a queue. A turn lasts `turn_seconds`, or as long as one longer message.
+The sum of the durations is exact. In a turn of many messages, each message counts with the mean. A
+last message that ran past the planned end counts separately.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from qdo.worker.engine.slot import Slot
 
 JOB_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
-# Upper bounds of the duration buckets, in seconds.
+# Upper bounds of the histogram buckets, in seconds.
 DWELL_BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0)
 
 
-# Jobs of further globs are counted together, because each glob adds about thirty time series.
+# Maximum number of globs with their own meters. All others share a meter, because each meter adds
+# about thirty time series.
 MOST_GLOBS = 100
 OTHERS = "(others)"
 
@@ -35,9 +36,10 @@ OTHERS = "(others)"
 class JobMeter:
     """Counts the attempts of one glob of queues in this process.
 
-    :ivar done: messages whose job returned.
-    :ivar outcomes: numbers of other attempts, by outcome.
-    :ivar dwell: time from sending to the start of one message of each turn.
+    :ivar done: number of messages for which the job returned.
+    :ivar outcomes: number of other attempts, by outcome.
+    :ivar dwell: seconds from the sending (or due time) of a message to its start, for one message a
+      turn.
     """
 
     __slots__ = ("_clock", "_now", "done", "durations", "dwell", "outcomes")
@@ -53,8 +55,8 @@ class JobMeter:
     def turn(self, slot: Slot, taken: int, began: float, until: float) -> None:
         """Count a turn that has just ended.
 
-        :param taken: number of messages taken for a start.
-        :param began: clock time of the turn's start; `until` is its planned end.
+        :param taken: number of messages that the turn took.
+        :param began: clock time of the turn's start.
         """
         started = taken - slot.unstarted
         if started <= 0:
@@ -66,19 +68,19 @@ class JobMeter:
         observe = self.durations.observe
         if started == 1:
             observe(seconds)
-        elif late * started > seconds:  # the last message took longer than the mean
+        elif late * started > seconds:  # the last message ran longer than the mean
             observe(late)
             observe((seconds - late) / (started - 1), started - 1)
         else:
             observe(seconds / started, started)
         last = slot.message
         if last is not None and last.attempt == 1:
-            # The last of several messages was started before the end of the turn.
+            # The last of several messages started before the planned end of the turn.
             ran = seconds if started == 1 else max(0.0, late)
             self.dwell.observe(max(0.0, self._now() - ran - (last.due or last.time)))
 
     def bind_batch(self, call: JobCall) -> JobCall:
-        """Return a call that counts batches, with equal shares of the time for their messages."""
+        """Return a call that counts batches, with an equal share of the time for each message."""
         clock = self._clock
 
         def measured(batch: Batch, context: Any) -> None:
@@ -90,7 +92,7 @@ class JobMeter:
                 call(batch, context)  # type: ignore[arg-type]
                 done = size
             except NotStarted:
-                size = 0  # the job did not run, so there is no attempt to time
+                size = 0  # the job did not run
                 raise
             except FailedAt as error:
                 done = error.index if 0 <= error.index < size else 0
@@ -106,7 +108,7 @@ class JobMeter:
 class JobMeters:
     """The meters of a process's jobs, by the glob of their queues.
 
-    :param globs: the globs that are counted from the start, with zeros.
+    :param globs: the globs that show zeros from the start.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class JobMeters:
             self.of(glob)
 
     def of(self, glob: str) -> JobMeter:
-        """Return the meter of the jobs for these queues."""
+        """Return the meter of a glob of queues."""
         meter = self.by_glob.get(glob)
         if meter is None:
             if len(self.by_glob) >= MOST_GLOBS:

@@ -1,6 +1,6 @@
-"""Reports the ends of attempts to an app's observers, the history and the metrics.
+"""Report the ends of attempts to an app's observers, the history and the metrics.
 
-Without observers, history and metrics, reporting costs nothing.
+Without observers, history and metrics, this module costs nothing per message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 class Observers:
     """The observers of one worker process.
 
-    :ivar workers: name of the worker node by owned queue; maintained only with observers.
-    :ivar history: counts for the history, None without one.
-    :ivar meters: counts for the metrics, None without them.
+    :ivar workers: name of the worker node, by owned queue; empty without observers.
+    :ivar history: counts for the history; None without a history.
+    :ivar meters: counts for the metrics; None without metrics.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Observers:
         return bool(self._observers)
 
     def bind(self, call: JobCall) -> JobCall:
-        """Return the call for the pipeline, which is `call` itself without observers."""
+        """Wrap a call to report its attempts; without observers and history, return `call`."""
         if self.history is not None:
             call = self.history.bind(call)
         if not self._observers:
@@ -78,8 +78,8 @@ class Observers:
                 self.report(message, "done", None)
 
     def report(self, message: Message, outcome: OutcomeName, error: str | None) -> None:
-        """Report a finished attempt to every observer; only log the observers' errors."""
-        # The call itself, or the turn, counts done attempts.
+        """Report an ended attempt to every observer; log the errors of observers."""
+        # The bound call or the turn has already counted a done attempt.
         if self.history is not None and outcome != "done":
             self.history.ended(message, outcome, error)
         if self.meters is not None and outcome != "done":

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcomes:
-    """Decides the ends of attempts, which `queue_ends` or `request_ends` carry out."""
+    """Decides the ends of attempts; `queue_ends` or `request_ends` carries out the decisions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -56,8 +56,8 @@ class Outcomes:
         return self._requests if slot.is_pool else self._queues
 
     def failed(self, turn: Turn, row: Row, message: Message, error: BaseException) -> TurnResult:
-        """Apply the policy to an attempt that did not return."""
-        if KeyMissingError in type(error).__mro__:  # an error may lie about its class
+        """Apply the policy to an attempt that raised an error."""
+        if KeyMissingError in type(error).__mro__:  # `isinstance` trusts `__class__`, which may lie
             return self._wait_for_key(turn, row, message, error)
         excused = self.excused(turn, message, error)
         if isinstance(excused, TurnResult):
@@ -65,7 +65,7 @@ class Outcomes:
         policy = self._engine.policy_of(turn.slot.queue)
         kinds = type(error).__mro__
         waits = excused is not None or only_waits(error, policy)
-        # The turn counts all messages that it took, but this message is not an attempt.
+        # The turn counts all messages that it took, so subtract an attempt that must not count.
         if waits:
             self._counters.attempts -= 1
         elif Stop not in kinds:
@@ -78,10 +78,10 @@ class Outcomes:
     def excused(
         self, turn: Turn, message: Message, error: BaseException
     ) -> TurnResult | RetryMessage | None:
-        """Return a turn's end or a decision after a failure that the message did not cause.
+        """Return a turn's end or a decision if the message did not cause its failure.
 
-        Such failures are an unreachable broker and a paused job, see `breakers`. Return None for
-        others.
+        The cause may be an unreachable broker or the failing server of a paused job, see
+        `breakers`. Return None for other failures.
         """
         policy = self._engine.policy_of(turn.slot.queue)
         chosen = not {Outcome, BodyDecodeError}.isdisjoint(type(error).__mro__)
@@ -106,7 +106,8 @@ class Outcomes:
         slot = turn.slot
         self._counters.attempts -= 1
         if slot.subscription is None or slot.subscription.is_held(message.position):
-            # The broker took back another message, which has ended since: run this one again.
+            # The broker took back another message that has already ended, so run this message
+            # again.
             self._fetcher.clear(slot)
             return TurnResult.MORE
         turn.claim.done = message.position
@@ -115,11 +116,11 @@ class Outcomes:
         return TurnResult.MORE
 
     def note_expired(self, slot: Slot, position: int) -> None:
-        """Count a message that the broker took back."""
+        """Record that the broker took back a message."""
         self._ends(slot).note_expired(slot, position)
 
     def call_failure_hook(self, message: Message, error: BaseException) -> None:
-        """Call the app's `job_failure`; only log the errors of that hook."""
+        """Call the app's `job_failure`; log the errors of this hook."""
         try:
             hook = self._engine.app.hooks.job_failure
             check_done(hook(message, self._engine.context, error), hook, "job_failure")
@@ -133,8 +134,8 @@ class Outcomes:
     def apply(
         self, turn: Turn, row: Row, message: Message, error: BaseException, decision: Decision
     ) -> TurnResult:
-        """Carry out a decision about a failed attempt, unless the queue was lost."""
-        # Check after the app's hook, because the queue may have been lost during the hook.
+        """Carry out a decision about a failed attempt, unless the worker has lost the queue."""
+        # Check after the app's hook, because the worker may have lost the queue during the hook.
         if not turn.in_force:
             return self._lost(turn.slot, message, error)
         return self._ends(turn.slot).apply(turn, row, message, error, decision)

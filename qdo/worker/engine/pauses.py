@@ -1,7 +1,7 @@
-"""Keep queues still while they are paused: see `qdo.fleet.pause_machine`.
+"""Keep queues still while they are paused, see `qdo.fleet.pause_machine`.
 
-A paused queue keeps its owner and its position. Its claim is closed during the pause. Turns check
-the claim after every message anyway, so pauses cost nothing per message.
+A paused queue keeps its owner and its position. Its claim is closed during the pause. Pauses cost
+nothing per message, because turns check the claim after every message anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 
 class PauseGate:
-    """The pauses that this worker obeys; before the call of `shut`, there are none."""
+    """The pauses that this worker obeys. Until `shut` or `apply`, no queue is paused."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -24,7 +24,7 @@ class PauseGate:
         self._in_flight: set[Slot] = set()
 
     def shut(self) -> None:
-        """Keep the queues of later claims still until `apply` is called."""
+        """Keep the queues of new claims still until the next `apply`."""
         self._is_paused = _always
 
     def admit(self, claim: Claim) -> None:
@@ -33,8 +33,8 @@ class PauseGate:
             claim.pause()
 
     def apply(self, pauses: Sequence[Pause]) -> None:
-        """Start no message of queues that match these pauses; let all others continue."""
-        # Check all slots only if there are or were pauses, because there may be thousands of slots.
+        """Pause the queues that match these pauses; let all other queues continue."""
+        # Without earlier or new pauses, skip the check of slots, because there may be thousands.
         before = self._is_paused
         self._is_paused = paused_queues(pauses)
         self._in_flight.clear()
@@ -44,7 +44,7 @@ class PauseGate:
             self._apply_to(slot, self._is_paused is not None and self._is_paused(slot.queue))
 
     def _apply_to(self, slot: Slot, paused: bool) -> None:
-        # Pause the next claim, too, which begins after the message in flight.
+        # Also pause the next claim, which begins after the message in flight.
         for claim in (slot.claim, slot.next_claim[1] if slot.next_claim else None):
             if claim is not None and paused:
                 claim.pause()

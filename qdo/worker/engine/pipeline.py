@@ -11,7 +11,7 @@ outcome    done: ``claim.done`` advances to the message; for the others see `out
 checkpoint notify the member once a turn, or after every message if the app asks for it
 ========== ====================================================================================
 
-Decode and run are one loop: `RowRunner.run_rows`.
+The loop in `RowRunner.run_rows` decodes and runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RUNNING = (HOT_LOOP, Batches._run.__code__)
 
 
 class Pipeline:
-    """Runs turns; see the module's docstring for their steps."""
+    """Runs turns. The module's docstring lists their steps."""
 
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
@@ -62,9 +62,9 @@ class Pipeline:
     def report_to(
         self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
     ) -> None:
-        """Call a function with 1 when a turn begins to wait for lanes, with -1 at its end.
+        """Set the function to call with 1 when a turn begins to wait for lanes, with -1 at its end.
 
-        :param resume: called with a queue or lanes that got the permits they waited for.
+        :param resume: called with a queue, or the lanes of a queue, that got permits after a wait.
         """
         self._lanes.report_to(lane_turns_changed)
         self.limits.report_to(resume)
@@ -78,7 +78,7 @@ class Pipeline:
         return self._engine.jobs.paused_globs()
 
     def clear(self, slot: Slot) -> None:
-        """Drop all data that can be fetched or made again: thousands of queues are idle at once.
+        """Drop all replaceable data of a slot, because thousands of queues may be idle at once.
 
         The next fetch begins after ``claim.done``.
         """
@@ -89,7 +89,7 @@ class Pipeline:
             slot.lanes = None
 
     def end(self, slot: Slot) -> None:
-        """Drop all data of the slot's claim, and release the messages that the claim holds."""
+        """Drop all data of the slot's claim, and release the messages held under the claim."""
         self.clear(slot)
         self._subscriptions.end(slot)
         self._engine.observers.workers.pop(slot.queue, None)
@@ -98,19 +98,19 @@ class Pipeline:
         self.limits.forget(slot.queue)
 
     def turn(self, slot: Slot, member: ClaimReports, claim: Claim) -> TurnResult:
-        """Process messages of a queue until its turn is over; return the result."""
+        """Run one turn of a queue; return the result."""
         self._fetcher.begin(slot)
         turn = self._start(slot, member, claim)
         result = turn if isinstance(turn, TurnResult) else self._run(turn)
         if result is TurnResult.TIP and slot.subscription is None:
-            claim.careful = 0  # the previous owner had not begun any later message
+            claim.careful = 0  # the previous owner had not begun a later message
         self._fetcher.rest(slot)
         if slot.grant is not None:
             self.limits.leave(slot)
         return result
 
     def _start(self, slot: Slot, member: ClaimReports, claim: Claim) -> Turn | TurnResult:
-        """Return the turn with its job, or the result if no message may be started."""
+        """Return the turn with its job, or the result if no message may start."""
         if not claim.open:
             return TurnResult.ENDED if claim.over else TurnResult.STILL
         if self._engine.clock() >= claim.lease.until:
@@ -135,7 +135,7 @@ class Pipeline:
         try:
             return self._run_serial(turn)
         except MessageExpired:
-            # The job had already ended: the next fetch reads held messages again.
+            # The job had already ended. The next fetch rereads held messages.
             self._fetcher.clear(turn.slot)
             return TurnResult.MORE
         except JobAborted:
@@ -144,11 +144,11 @@ class Pipeline:
             self._settle(turn, done, failure)
 
     def _settle(self, turn: Turn, done: int, failure: FailureRecord | None) -> None:
-        """Report the progress since the turn began."""
+        """Report the progress of a turn at its end."""
         slot = turn.slot
         claim = turn.claim
         if self._runs_out_of_order(claim):
-            # Lanes read the next rows, because the last row of this turn may have been cancelled.
+            # Lanes must read the next rows again, because an operator may have cancelled some.
             self._fetcher.clear(slot)
         if claim.done != done and slot.subscription is not None:
             slot.subscription.done_through(claim.done)
@@ -169,12 +169,12 @@ class Pipeline:
         if self._runs_out_of_order(claim):
             return True
         if lanes is not None and lanes.claim is claim:
-            return True  # only the lanes know what has finished or failed since the last checkpoint
+            return True  # only the lanes know the progress after the last checkpoint
         return not job.batch and (job.order != "queue" or not claim.positions.stable)
 
     def _run_lanes(self, turn: Turn) -> TurnResult:
         if turn.job.order == "queue" and turn.is_blocked:
-            return TurnResult.HELD  # without reading anything
+            return TurnResult.HELD  # without reading a message
         self._label(turn, in_line=False)
         return self._lanes.run(turn)
 
@@ -197,7 +197,7 @@ class Pipeline:
         before = claim.done
         result = self._batches.process(turn)
         if turn.must_record(before):
-            turn.member.record(claim)  # waits until the record is stored or the claim ends
+            turn.member.record(claim)  # waits until the record is stored, or the claim ends
         return result
 
     def _run_rows(self, turn: Turn) -> TurnResult:
@@ -207,7 +207,7 @@ class Pipeline:
         slot = turn.slot
         claim = turn.claim
         engine = self._engine
-        # Check again, because the fetch took time and other greenlets may have run.
+        # Check again, because other greenlets may have run during the fetch.
         began = engine.clock()
         until = min(claim.lease.until, began + engine.settings.now.turn_seconds)
         if not claim.open or began >= until:
@@ -221,12 +221,12 @@ class Pipeline:
                 return self._rows.run_checked(turn, rows, until)
             return self._rows.run_rows(turn, rows, until, 1)
         finally:
-            # A cancellation may have taken rows from the iterator during the turn.
+            # A cancellation during the turn may have taken rows from the iterator.
             left = length_hint(rows) + slot.withheld
             self._count(turn, waiting - left, left, began, until)
 
     def _fetch(self, turn: Turn) -> Rows | TurnResult:
-        """Return rows that may be started, or the result of a turn without rows."""
+        """Return rows that may start, or the result of a turn without rows."""
         slot = turn.slot
         claim = turn.claim
         gate = turn.job.gate
@@ -236,7 +236,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             return self._outcomes.broker_failed(slot, UNREADABLE, error)
         if rows is None or self._runs_out_of_order(claim):
-            return TurnResult.MORE  # the claim ended, or a message was cancelled, during the fetch
+            return TurnResult.MORE  # the claim ended, or an operator cancelled a message
         if not length_hint(rows):
             return TurnResult.TIP
         if gate is None:
@@ -244,7 +244,7 @@ class Pipeline:
         return gate.enter(slot, claim.fence) or gate.fetched(slot, rows, claim.fence)
 
     def _count(self, turn: Turn, taken: int, left: int, began: float, until: float) -> None:
-        """Count the messages of a turn, and record their duration."""
+        """Count the messages of a turn, and record their durations."""
         slot = turn.slot
         claim = turn.claim
         engine = self._engine
@@ -269,7 +269,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job on a stack, its message, and the index of its in-flight entry, 0 without one."""
+    """A job on a stack, its message, and the index of its entry among the messages in flight."""
 
     message: Message
     job: BoundJob
@@ -277,9 +277,9 @@ class RunningJob:
 
 
 def running_in(frame: FrameType | None) -> RunningJob | None:
-    """Return the job of the innermost turn in a stack, None without a turn."""
-    # The stack is the blocked main thread's. Turns do not record their job, because that would cost
-    # time for every message.
+    """Return the job of the innermost turn in a stack; None without a turn."""
+    # Read the job from the stack of the main thread, because recording jobs would cost time for
+    # every message.
     while frame is not None:
         if frame.f_code in _RUNNING:
             values = frame.f_locals

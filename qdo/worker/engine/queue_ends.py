@@ -1,7 +1,7 @@
-"""Ends messages of queues: the queue's node records each end, and the order is kept.
+"""End messages of queues in their order, and record each end in the queue's node.
 
-State that must outlive this worker is in ``claim.failure``. The worker records it at the next
-checkpoint or at the release.
+``claim.failure`` contains the state that must outlive this worker. The worker records the failure
+at the next checkpoint or at the release.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qdo.worker.engine.jobs import Turn
 from qdo.worker.engine.slot import Row, Slot, TurnResult, where
 
 _log = logging.getLogger(__name__)
-# One logger for all queues, so that their lines are limited together.
+# All queues share this logger, because its lines have a common limit.
 _broker_log = logging.getLogger("qdo.worker.engine.ends.broker")
 
 
@@ -61,7 +61,8 @@ class QueueEnds(Ends):
         slot = turn.slot
         reason = describe(error)
         delay = round(decision.after_seconds, 3)
-        # Record no time without a delay: the queue would wait for it, even after the clock is set.
+        # Record no time without a delay, because a queue would wait for the time if the clock is
+        # set back.
         due = round(time.time() + delay, 3) if delay else 0.0
         shown = self._engine.recorded(reason)
         failed = message.attempt if decision.counts else message.attempt - 1
@@ -152,7 +153,7 @@ class QueueEnds(Ends):
         claim = turn.claim
         reason = self._engine.recorded(describe(error))[:FAILURE_ERROR_CHARACTERS]
         failure = claim.failure
-        # Record and log once, not each time the queue looks for the key.
+        # Record and log only once, not at each check for the key.
         if failure is None or (failure.position, failure.error) != (message.position, reason):
             now = round(time.time(), 3)
             claim.add_failure(
@@ -204,7 +205,7 @@ class QueueEnds(Ends):
     def store_dead_letter(
         self, turn: Turn, dead_letter: DeadLetterRecord, error: BaseException | None = None
     ) -> TurnResult:
-        """Store a dead letter, then mark its message as done, so that no message gets lost."""
+        """Store a dead letter, and only then mark its message as done."""
         slot = turn.slot
         slot.message = slot.message or slot.dead_letter_message  # in flight until stored
         try:
@@ -213,7 +214,7 @@ class QueueEnds(Ends):
             return self.broker_failed(slot, "cannot store the dead letter", failure)
         message = slot.dead_letter_message
         slot.dead_letter_message = None
-        # The queue may have been lost during the write: its next owner runs the message again.
+        # If the worker lost the queue during the write, the next owner runs the message again.
         if not turn.in_force:
             return TurnResult.ENDED
         slot.pending_dead_letter = None

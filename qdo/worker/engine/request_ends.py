@@ -1,4 +1,4 @@
-"""Ends requests of pools: each row records its end, and any worker may run the next request."""
+"""End requests of pools, and record each end in the row of the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker engine's state of one owned queue, its prefetched rows, and the counts."""
+"""The engine's state of one owned queue, its prefetched rows, and the worker's counts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The reason for the wait of a queue whose broker cannot return messages.
+# Why a queue waits if its broker cannot return messages; for log lines.
 UNREADABLE = "cannot read the queue"
 
 
 class SlotState(enum.Enum):
-    """State of a slot; see the table in `dispatcher`."""
+    """The state of a slot; see the table in `dispatcher`."""
 
     IDLE = "idle"
     READY = "ready"
@@ -58,10 +58,10 @@ class TurnResult(enum.Enum):
 
 
 class ClaimReports(Protocol):
-    """Receives a slot's reports: the member of its claim; see `coordination.member.Member`."""
+    """Receives the reports of a slot; for a queue, a `coordination.member.Member`."""
 
     name: str
-    # Whether the claim is for a pool. The requests of a pool record their ends themselves.
+    # Whether the claim is for a pool. A pool records the end of each request separately.
     is_pool: bool
 
     def progress(self, claim: Claim) -> None: ...
@@ -101,40 +101,41 @@ class LaneGroup(Protocol):
 
 
 class Slot:
-    """One owned queue.
+    """The state of one owned queue.
 
-    :ivar claim: the ownership in force; None if it ended while a message was in flight.
+    :ivar claim: the ownership in force; None if the ownership ended while a message was in flight.
     :ivar member: the registration that made `claim`.
-    :ivar next_claim: the claim, with its member, that begins after the message in flight ends.
-    :ivar woken: whether the queue was woken while running, and must be checked before it becomes
-        idle.
+    :ivar next_claim: the next claim and its member. The claim begins after the message in flight
+      ends.
+    :ivar woken: whether a wake came while the queue was running. The worker must then fetch again
+      before the queue becomes idle.
     :ivar subscription: the claim's subscription at a polled broker.
-    :ivar reader: reads the queue's messages; None while there is nothing to read.
-    :ivar origin: the origin of the queue's messages, known after the first fetch.
-    :ivar rows: fetched rows that were not started; the first row follows ``claim.done``.
-    :ivar ahead: the next batch, which is fetched while `rows` are processed.
-    :ivar limit: rows of the next fetch, adapted to the number that a turn processes.
+    :ivar reader: reads the queue's messages; None before the first fetch and while the queue is
+      idle.
+    :ivar origin: the origin of the queue's messages, which is known after the first fetch.
+    :ivar rows: fetched rows that have not started; the first row follows ``claim.done``.
+    :ivar ahead: the next batch, fetched while the turns process `rows`.
+    :ivar limit: maximum rows of the next fetch, adapted to the rows that a turn processes.
     :ivar fetched: position of the last fetched row.
-    :ivar held_bytes: approximate size of the bodies of the rows; see `fetcher`.
+    :ivar held_bytes: approximate bytes of the bodies of the rows; see `fetcher`.
     :ivar waited: whether this worker has started the backoff of the message in ``claim.failure``.
     :ivar not_before: clock time before which a waiting slot must not run.
-    :ivar alarm: clock time at which `tick` checks a waiting slot, `inf` for never.
-    :ivar pending_dead_letter: dead letter to store before the queue continues;
-        `dead_letter_message` is its message.
-    :ivar lanes: the lanes of a queue whose messages do not all wait for each other.
-    :ivar gathered: rows taken from `rows` for the next batch of a job that takes batches.
-        None without rows, to save memory: thousands of slots are idle.
-    :ivar gathering_until: clock time until which the queue waits for more rows; 0 if it does not
-        wait.
+    :ivar alarm: clock time at which `tick` checks a waiting slot; `inf` for never.
+    :ivar pending_dead_letter: dead letter to store before the queue continues, with the message
+      `dead_letter_message`.
+    :ivar lanes: the lanes of a queue that runs in lanes; see `lanes`.
+    :ivar gathered: rows for the next batch of a batch job. None without rows, to save memory,
+      because thousands of slots may be idle.
+    :ivar gathering_until: clock time until which the queue waits for more rows; otherwise 0.
     :ivar singles: number of messages to run one at a time before the next batch.
     :ivar grant: the permits for the start of the next message; see `limits`.
-    :ivar label: the names of queue and worker for the in-flight table.
+    :ivar label: the encoded names of queue and worker for the in-flight table.
     :ivar in_flight_index: index of the turn's entry in the in-flight table.
-    :ivar unreturned: messages of this turn whose job did not return; `unstarted` are messages whose
-        job was not called. Both are for the metrics and for `durations`.
+    :ivar unreturned: number of this turn's messages whose job did not return. `unstarted` is the
+      number of messages whose job did not run. The metrics and `durations` need both.
     :ivar withheld: number of `rows` that the turn may no longer take; see `cancellations`.
-    :ivar message: the message in flight; valid while running.
-    :ivar greenlet: the greenlet that runs the turn; `started_at` is its start (clock time).
+    :ivar message: the message in flight; valid while the slot is running.
+    :ivar greenlet: the greenlet that runs the turn; `started_at` is the clock time of its start.
     """
 
     # Whether other messages of the queue may be in flight, or blocked, at the same time.
@@ -215,8 +216,8 @@ class Slot:
     @property
     def takes_more(self) -> bool:
         """Whether the queue can use new messages while it waits."""
-        # A queue that gathers a batch checks whether the batch is full now. A queue with lanes runs
-        # other messages while some wait.
+        # A queue that gathers a batch checks whether the batch is now full. A queue with lanes runs
+        # other messages while some messages wait.
         if self.gathering_until:
             return True
         return self.lanes is not None and self.lanes.takes_more
@@ -228,7 +229,7 @@ class Slot:
 
     @property
     def waits_for_key(self) -> bool:
-        """Whether a message that cannot be decrypted blocks the queue."""
+        """Whether a message with a missing key blocks the queue."""
         failure = None if self.claim is None else self.claim.failure
         return self.state is SlotState.WAITING and failure is not None and failure.blocked
 
@@ -237,7 +238,7 @@ class Slot:
 
 
 def where(slot: Slot) -> LogSubject:
-    """Return the worker, queue and fence of a slot, for a log line."""
+    """Return the worker, queue and fence of a slot for a log line."""
     worker = slot.member.name if slot.member is not None else "worker"
     text = f"{worker}, {'pool' if slot.is_pool else 'queue'} {slot.queue}"
     fields: dict[str, object] = {"queue": slot.queue}
@@ -252,9 +253,10 @@ def where(slot: Slot) -> LogSubject:
 def apply_decisions(
     slot: Slot | None, claim: Claim, decisions: Mapping[int, FailureRecord | None]
 ) -> bool:
-    """End the attempts of messages that operators decided to skip or dead-letter.
+    """Apply operators' decisions to running messages.
 
-    Return whether running lanes apply the decisions, so that no other key waits.
+    If lanes are running, they apply the decisions, and other keys need not wait. Otherwise end the
+    attempts of messages to skip or dead-letter. Return whether the lanes apply the decisions.
     """
     if slot is None or slot.state is not SlotState.RUNNING:
         return False
@@ -271,9 +273,10 @@ def apply_decisions(
 
 
 def end_attempt(slot: Slot) -> None:
-    """End the attempt of the message in flight; do not wait for it.
+    """End the attempt of the message in flight, without waiting for its end.
 
-    The executor ends the attempt as at a deadline. The storing of a dead letter is not interrupted.
+    The executor ends the attempt as at a deadline. The worker does not interrupt the storing of a
+    dead letter.
     """
     if slot.greenlet is None or slot.message is None or slot.pending_dead_letter is not None:
         return
@@ -290,33 +293,33 @@ def end_attempt(slot: Slot) -> None:
 class Counters:
     """Counts since the start of the process."""
 
-    # Number of job runs that have started and ended.
+    # Attempts that have started and ended.
     attempts: int = 0
-    # Attempts that did not return: retried, dead-lettered, skipped or blocked. Attempts that were
-    # running when their queue was lost count, too.
+    # Attempts that did not return: retried, dead-lettered, skipped or blocked. The count includes
+    # attempts that were running when the worker lost their queue.
     unsuccessful: int = 0
     retried: int = 0
     dead_lettered: int = 0
     skipped: int = 0
-    # How often a failing message blocked its queue.
+    # Messages that blocked their queue.
     blocked: int = 0
-    # How often a job asked to stop the worker; such attempts do not count.
+    # Requests of jobs to stop the worker. Their attempts do not count.
     stopped: int = 0
     # Messages that the broker took back while they were in flight or about to start.
     expired: int = 0
     claimed: int = 0
     released: int = 0
     lost: int = 0
-    # How often the coordinator lost acknowledged writes of an owned queue.
+    # Owned queues for which the coordinator lost acknowledged writes.
     undone: int = 0
     # Coordinator sessions that ended before this worker left.
     sessions_lost: int = 0
-    # How often the broker failed to return messages or store a dead letter.
+    # Failures of the broker to return messages or to store a dead letter.
     broker_errors: int = 0
 
     @property
     def processed(self) -> int:
-        """Return how many attempts returned, so that their messages are done."""
+        """The number of attempts that returned."""
         return self.attempts - self.unsuccessful
 
     def dump(self) -> dict[str, int]:
@@ -330,16 +333,16 @@ class Counters:
         }
 
 
-# Position, body, key, headers (JSON).
+# Position, body, key and headers (JSON) of a message.
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
 Rows: TypeAlias = Iterator[Row]
 
 
 class Prefetch:
-    """The next batch of a queue, fetched while the previous one is processed.
+    """The next batch of a queue. A greenlet fetches it while turns process the previous batch.
 
-    :ivar held_bytes: approximate size of the bodies.
-    :param on_end: called with this object and its rows.
+    :ivar held_bytes: approximate bytes of the bodies.
+    :param on_end: called at the end of the fetch with this object and its rows.
     """
 
     def __init__(
@@ -365,11 +368,11 @@ class Prefetch:
         except Exception as error:  # noqa: BLE001 - raised in `get`
             self._error = error
         self.took_seconds = clock() - start
-        # Called after an error, too: without rows, the reserved bytes are free again.
+        # Also call this after an error, because the reserved bytes are free without rows.
         self._on_end(self, self._rows)
 
     def get(self) -> Sequence[Row]:
-        """Wait for the rows and return them; raise any error of the broker."""
+        """Wait for the rows and return them; raise an error of the broker."""
         self._greenlet.join()
         if self._error is not None:
             raise self._error

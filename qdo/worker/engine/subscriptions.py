@@ -1,10 +1,10 @@
-"""Resume a queue with its subscription at a polled broker and its recorded failure.
+"""Resume a queue by its subscription at a polled broker, and handle its recorded failure.
 
-A subscription lasts as long as its claim, while a slot's reader comes and goes with its turns.
+A subscription lasts as long as its claim. A slot's reader lasts until the slot becomes idle.
 
-A message with a recorded failure is handled before it runs again. This worker, an earlier owner, or
-a parent process has recorded the failure. A parent records it when its worker process dies with the
-message in flight.
+`FailureResumer` handles the recorded failure of a message before the message runs again. This
+worker, an earlier owner, or a parent process has recorded the failure. A parent records a failure
+when its worker process dies with the message in flight.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from qdo.worker.engine.slot import Row, Slot, SlotState, TurnResult, where
 from qdo.worker.executors.base import MessageExpired
 
 OPERATOR_REASON = "an operator decided so"
-# Time in which messages that the previous owner ran after its last checkpoint usually run again.
+# Seconds in which a new owner usually repeats the messages that the previous owner ran after its
+# last checkpoint.
 SUSPECT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -48,13 +49,13 @@ class Subscriptions:
         self._clock = clock
 
     def needed(self, turn: Turn) -> bool:
-        """Return whether a turn needs a subscription that does not exist yet."""
+        """Return whether a turn needs a new subscription."""
         if turn.slot.subscription is not None or turn.job is NO_JOB:
             return False
         return self._needed or turn.slot.is_pool
 
     def begin(self, turn: Turn) -> None:
-        """Subscribe to the messages of a claim; raise any error of the broker."""
+        """Subscribe to the messages of a claim; raise an error of the broker."""
         slot = turn.slot
         claim = turn.claim
         batch = turn.job.batch
@@ -72,7 +73,7 @@ class Subscriptions:
         subscription.in_flight = lambda: _all_in_flight(slot, batch)
 
     def end(self, slot: Slot) -> None:
-        """Release the messages that the claim of a slot holds."""
+        """Close the subscription of a slot, to release its messages."""
         subscription = slot.subscription
         slot.subscription = None
         if subscription is not None:
@@ -89,7 +90,7 @@ def refresher(claim: Claim, subscription: Subscription) -> Callable[[], None]:
 
 
 def advance_to_end(slot: Slot, claim: Claim) -> None:
-    """Advance a claim past its last message, up to the end of the queue if it has one.
+    """Advance a claim to the end of the fetched part of its queue, or to the end of the queue.
 
     Call this for a queue whose fetched messages are all done.
     """
@@ -102,21 +103,21 @@ def advance_to_end(slot: Slot, claim: Claim) -> None:
 
 
 def _record(slot: Slot, claim: Claim) -> None:
-    """Checkpoint a claim again, because its subscription has changed since the last checkpoint."""
+    """Checkpoint a claim again, because its subscription has changed."""
     if slot.claim is claim and not claim.over and slot.member is not None:
         slot.member.progress(claim)
 
 
 def _expired(slot: Slot, position: int, batch: int) -> None:
     """End the job of a message that the broker took back."""
-    # Do not wait for the end of the job: the calling subscription must continue.
+    # Do not wait for the end of the job, because the calling subscription must continue.
     for running in slot.lanes.in_flight() if slot.lanes is not None else (slot,):
         if running.greenlet is not None and position in _in_flight(running, batch):
             running.greenlet.kill(MessageExpired(), block=False)
 
 
 def _may_start(slot: Slot, claim: Claim, now: float) -> bool:
-    """Return whether messages of a claim may be started, now or when concurrency allows."""
+    """Return whether messages of a claim may start, now or when concurrency allows."""
     in_force = slot.claim is claim and claim.open and now < claim.lease.until
     return in_force and slot.state is not SlotState.HELD
 
@@ -129,7 +130,7 @@ def _all_in_flight(slot: Slot, batch: int) -> list[int]:
 def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
     if slot.message is None:
         return ()
-    if slot.pending_dead_letter is not None:  # the job has ended: the dead letter is being stored
+    if slot.pending_dead_letter is not None:  # the job has ended; store the dead letter
         return (slot.pending_dead_letter.position,)
     if batch and slot.gathered:
         return [row[0] for row in slot.gathered[:batch]]
@@ -137,7 +138,7 @@ def _in_flight(slot: Slot, batch: int) -> Iterable[int]:
 
 
 class FailureResumer:
-    """Applies operators' decisions, backoffs and the policy for crashed attempts."""
+    """Applies operators' decisions, backoffs, and the policy for crashed attempts."""
 
     def __init__(self, engine: Engine, outcomes: Outcomes) -> None:
         self._engine = engine
@@ -145,18 +146,18 @@ class FailureResumer:
         self._outcomes = outcomes
 
     def resume(self, turn: Turn, row: Row, failure: FailureRecord) -> TurnResult | None:
-        """Handle a message that failed before; return None if it may run now.
+        """Handle a recorded failure; return None if the message may run now.
 
-        The message is never decoded here, because decoding may have killed the process.
+        Do not decode the message, because decoding may have killed the process.
         """
         slot = turn.slot
         if failure.decision:
             return self._apply_decision(turn, row, failure)
-        # The backoff, which this worker began in an earlier turn, is over.
+        # This worker began the backoff in an earlier turn, and the backoff has ended.
         if slot.waited:
             return None
         slot.waited = True
-        # The recorded time may come from another clock, or from this clock before it was set back.
+        # The recorded time may come from another clock, or from this clock before a correction.
         delay = min(failure.retry_at - time.time(), failure.retry_delay or LONGEST_SECONDS)
         if failure.crashed:
             policy = self._engine.policy_of(slot.queue)
@@ -187,14 +188,14 @@ class FailureResumer:
         *,
         alone: bool = True,
     ) -> bool:
-        """Record the start of a message that may have ended an owner; return whether it may begin.
+        """Record the start of a message that may kill its owner; return whether it may begin.
 
-        If this owner dies before it counts the attempt, the next owner counts it when it claims the
-        queue (`QueueNode.claimed_by`). The next owner counts two attempts for a message that the
-        previous owner has probably begun, too.
+        If this owner dies before it counts the attempt, the next owner counts the attempt at its
+        claim (`QueueNode.claimed_by`). If the previous owner has probably also begun the message,
+        the next owner counts two attempts.
 
         :param settle: updates the queue's claim from a lane's claim.
-        :param alone: whether the job gets this message alone.
+        :param alone: whether the job gets only this message.
         """
         claim = turn.claim
         whole = claim.whole
@@ -208,8 +209,8 @@ class FailureResumer:
         suspected = whole.former and now < whole.suspects_until and own is None and alone
         begun_by = (whole.former, name) if suspected else (name,)
         claim.add_failure(replace(own or FailureRecord(position, 0), begun_by=begun_by))
-        # Settle first, because the queue's claim is recorded. Recording waits for the coordinator,
-        # and the claim or the lease may end during the wait.
+        # Settle first, because the member records the queue's claim. Recording waits for the
+        # coordinator, and the claim or the lease may end during the wait.
         settle()
         turn.member.record(whole)
         return claim.open and self._engine.clock() < claim.lease.until
@@ -226,7 +227,7 @@ class FailureResumer:
     def _end_crashed(
         self, turn: Turn, row: Row, failure: FailureRecord, decision: Decision
     ) -> TurnResult:
-        """End a message whose last attempt ended with its process."""
+        """End a message whose last attempt died with its process."""
         message = self._decoder.undecoded(turn, row, failure.attempts)
         error = WorkerCrashedError(reason=failure.error)
         self._outcomes.call_failure_hook(message, error)

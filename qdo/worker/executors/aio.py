@@ -1,7 +1,8 @@
-"""Runs ``async def`` jobs on one asyncio loop, many at once.
+"""Run many ``async def`` jobs at once on one asyncio loop.
 
-The loop runs in a separate native thread, so it never blocks the worker's event loop. It uses the
-original selector and threads, because gevent's versions need an event loop that does not run there.
+The loop runs in a separate native thread, so it never blocks the worker's event loop. The loop uses
+Python's original selector and threads. gevent's versions need an event loop, which does not run in
+this thread.
 """
 
 from __future__ import annotations
@@ -35,20 +36,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How often gevent's event loop runs in the thread of a busy asyncio loop.
+# Seconds between two runs of gevent's event loop in the thread of a busy asyncio loop.
 ATTEND_SECONDS = 0.005
-# Maximum native threads for `asyncio.to_thread`, `run_in_executor` and name lookups.
+# Maximum number of native threads for `asyncio.to_thread`, `run_in_executor` and name lookups.
 HELPERS = 32
-# If the loop ran longer than this before a job's code ended it, it restarts sooner.
+# Minimum run of the loop, in seconds, that resets the backoff of its restarts.
 LASTING_SECONDS = 10.0
-# How often the loop must answer while jobs run. The log names a job that blocks the loop.
+# Seconds within which the loop must respond while jobs run. The log names a job that blocks the
+# loop.
 BLOCKED_SECONDS = 1.0
-# How long `close` waits for a loop that a job blocks.
+# Seconds for which `close` waits for a loop that a job blocks.
 LEAVE_SECONDS = 2.0
 
 
 class AsyncioExecutor(Executor):
-    """Runs coroutines on an asyncio loop; its thread starts with the first job."""
+    """Runs coroutines on an asyncio loop, whose thread starts with the first job."""
 
     def __init__(self, may_start: Callable[[Message], bool]) -> None:
         self._may_start = may_start
@@ -102,9 +104,9 @@ class AsyncioExecutor(Executor):
             self._watch.close()
 
     def _loop_for_jobs(self) -> JobLoop:
-        """Return the running loop, started if needed; raise OSError or RuntimeError on failure."""
+        """Return the running loop; start one if needed, or raise OSError or RuntimeError."""
         if self._loop is None:
-            check_descriptors()  # a loop without descriptors raises an error in its destructor
+            check_descriptors()  # without descriptors, the destructor of a loop raises an error
             loop = JobLoop()
             try:
                 start_thread(self._run, loop)
@@ -134,7 +136,7 @@ class AsyncioExecutor(Executor):
         stay_in_gevent()
 
     def _pause(self, fault: str, seconds: float) -> None:
-        """Wait before the loop runs again. It keeps its callbacks, and no message has failed."""
+        """Wait before the loop runs again. The loop keeps its callbacks; no message has failed."""
         _log.error(
             "code of an async job ended the asyncio loop, which runs again in %.1f s; let no"
             " background task exit: %s",
@@ -147,8 +149,8 @@ class AsyncioExecutor(Executor):
 def _fault_of(run: Callable[[], object]) -> str:
     """Run a loop until it ends; return the reason."""
     try:
-        # A background task or a callback ends the loop with SystemExit or KeyboardInterrupt. Other
-        # code ends it with `loop.stop`.
+        # A background task or a callback ends the loop by SystemExit or KeyboardInterrupt. Other
+        # code ends the loop by `loop.stop`.
         run()
     except BaseException as error:  # noqa: BLE001 - the loop of all async jobs must live
         return describe_traceback(error)
@@ -170,8 +172,8 @@ class _Run:
         self._task: asyncio.Task[Any] | None = None
 
     def begin(self, job: Job, message: Message, context: Any) -> None:
-        """Start the coroutine if the message may be started. Call this on the loop's thread."""
-        # While a job blocked this loop, the lease of the message may have ended.
+        """Start the coroutine if the message may start. Call this on the loop's thread."""
+        # The lease of the message may have ended while a job blocked this loop.
         if not self._may_start(message):
             self.pending.finish(NotStarted())
             return
@@ -181,7 +183,7 @@ class _Run:
         self._task.add_done_callback(self._report_unbegun)
 
     def _report_unbegun(self, task: asyncio.Task[None]) -> None:
-        """Report the end of a task that was cancelled before `_call` began."""
+        """Report the end of a task if it was cancelled before `_call` began."""
         if task.cancelled():
             self.pending.finish(asyncio.CancelledError())
 
@@ -210,13 +212,13 @@ class _LoopThread(NamedTuple):
 
 
 class _BlockWatch:
-    """Names the job that blocks the asyncio loop, from a timer of the worker's event loop.
+    """Names the job that blocks the asyncio loop, on a timer of the worker's event loop.
 
-    :ivar active: whether it is watching, which it does while there are jobs.
+    :ivar active: whether the timer is running. It runs while there are jobs.
     """
 
-    # A coroutine that awaits while it holds a `threading.Lock` blocks the loop forever. The next
-    # coroutine waits for the lock on the thread that must release it.
+    # A coroutine that awaits while it holds a `threading.Lock` may block the loop forever. The next
+    # coroutine waits for the lock on the thread that must release the lock.
     def __init__(self, has_jobs: Callable[[], bool]) -> None:
         self.active = False
         self._has_jobs = has_jobs
@@ -257,7 +259,7 @@ class _BlockWatch:
         self._answered_at = clock()
 
     def _report(self, thread: _LoopThread) -> None:
-        # Time in which the thread waited for a processor does not count.
+        # Subtract the time for which the thread waited for a processor.
         seconds = clock() - self._asked_at - (waited_seconds(thread.native) - self._waited)
         if self._blocked_by or seconds < 1.5 * BLOCKED_SECONDS:
             return
@@ -274,7 +276,7 @@ class _BlockWatch:
 
 def _blocking(thread: _LoopThread) -> tuple[str, str]:
     """Return the job on the stack of the loop's thread, and the stack."""
-    # Code that waits through gevent is in a greenlet that is not running.
+    # Code that waits through gevent is in a greenlet that does not run.
     frame = thread.greenlet.gr_frame or sys._current_frames().get(thread.ident)
     stack = "".join(traceback.format_stack(frame))
     while frame is not None:
@@ -289,8 +291,8 @@ def _blocking(thread: _LoopThread) -> tuple[str, str]:
 class JobLoop(asyncio.SelectorEventLoop):
     """An asyncio loop whose default executor uses native threads."""
 
-    # gevent's `ThreadPoolExecutor` cannot replace `_Helpers`: asyncio accepts only futures of
-    # `concurrent.futures`, and gevent's executor returns its own (checked with gevent 26.9).
+    # gevent's `ThreadPoolExecutor` cannot replace `_Helpers`. asyncio accepts only futures of
+    # `concurrent.futures`, and gevent's executor returns other futures (checked with gevent 26.9).
     def __init__(self) -> None:
         super().__init__(JobSelector())
         self._helpers = _Helpers()
@@ -331,7 +333,7 @@ class JobLoop(asyncio.SelectorEventLoop):
 
 
 class _Helpers:
-    """Up to `HELPERS` native threads; a new one starts only when all others are busy."""
+    """Up to `HELPERS` native threads. A new thread starts only when all others are busy."""
 
     def __init__(self) -> None:
         self._guard = native_lock()
@@ -348,7 +350,7 @@ class _Helpers:
             elif self._threads < HELPERS:
                 try:
                     start_thread(self._run)
-                except RuntimeError:  # the system has no more threads
+                except RuntimeError:  # the system has no thread left
                     if not self._threads:
                         self._work.pop()
                         raise
@@ -392,10 +394,10 @@ _Selector: Any = monkey.get_original(
 
 
 class JobSelector(_Selector):  # type: ignore[misc]
-    """Python's selector, which also runs the thread's gevent event loop, if there is one."""
+    """Python's selector, extended to run the thread's gevent event loop, if there is one."""
 
-    # In this thread, the threads of a pool that a coroutine uses are greenlets. Without gevent's
-    # loop, calls of the pool would wait for them forever.
+    # If a coroutine in this thread uses a thread pool, the pool's threads are greenlets. Without
+    # gevent's loop, calls of the pool would wait forever.
 
     _attended = 0.0
     _readable: Any = None

@@ -1,4 +1,4 @@
-"""The interface of executors, which run jobs.
+"""The interface of the executors, which run jobs.
 
 =========  =====================================  =========================================
 executor   a job runs                             when its `timeout_seconds` are over
@@ -11,8 +11,8 @@ asyncio    on an asyncio loop in its own thread   its task is cancelled
 =========  =====================================  =========================================
 
 With every executor, the call returns only when no part of the job still runs. Until then the worker
-starts no other message of the queue and does not release it. An aborted call (`JobAborted`) follows
-the same rule.
+does not start another message of the queue and does not release the queue. An aborted call
+(`JobAborted`) follows the same rule.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from qdo.outcomes import JobInterrupt as JobInterrupt
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
-# A job as a function of message and context. The pipeline ignores its return value; an exception
-# determines the outcome of the attempt.
+# A job as a function of message and context. An exception determines the outcome of the attempt.
 JobCall: TypeAlias = Callable[[Message, Any], Any]
 
-# Called on the thread that starts the job, once nothing can prevent the start.
+# Called on the thread that starts the job, when nothing can prevent the start any more.
 OnStart: TypeAlias = Callable[[Message], None]
 
 
-# How long a process may compute in its job context. For the executor `process`, how long a process
-# may take to import the app and enter the context.
+# Maximum seconds of computing in the job context. For the executor `process`, maximum seconds for
+# importing the app and entering the context.
 START_SECONDS = 600.0
 
 
 class NotStarted(BaseException):
-    """The job was not started, because its queue could no longer be processed."""
+    """The job did not start, because the worker may no longer process its queue."""
 
 
 def check_lease(message: Message | Batch) -> None:
-    """Raise NotStarted if the worker's lease has ended since its decision to start a message."""
-    # Middleware may wait long after the decision. qdo's own middleware waits for documents.
+    """Raise NotStarted if the lease has ended after the worker's decision to start a message."""
+    # Middleware may wait for a long time after the decision. For example, qdo's own middleware
+    # waits for documents.
     if not message._leased():
         raise NotStarted
 
 
 class Executor(abc.ABC):
-    """Runs jobs: in the calling greenlet, in threads, in processes."""
+    """Runs jobs in the calling greenlet, in threads or in processes."""
 
     @abc.abstractmethod
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return the call for every message, for the pipeline.
+        """Return the function that the pipeline calls for every message.
 
-        The call blocks only its greenlet. It returns when the job has ended. It raises the job's
-        exception, `JobTimeoutError` after a timeout, or `JobCrashedError` after the death of the
-        process. It raises `NotStarted` if the job could not start while that was allowed. A job is
-        bound once per worker, not per message.
+        The call blocks only its greenlet, and returns when the job has ended. The call raises the
+        job's exception, `JobTimeoutError` after a timeout, or `JobCrashedError` after the death of
+        the process. If the job could not start in the allowed time, the call raises `NotStarted`.
+        The worker binds a job only once, not for each message.
 
-        :param on_start: called for every message whose job starts.
+        :param on_start: called with every message whose job starts.
         """
 
     def kind(self, job: Job) -> str:
-        """Return the name of a job's executor; a process accepts large bodies as `JsonText`."""
+        """Return the name of a job's executor. "process" accepts large bodies as `JsonText`."""
         return "greenlet"
 
     def under_way(self) -> int:
-        """Return how many jobs are running outside the event loop's thread."""
+        """Return the number of jobs that run outside the event loop's thread."""
         return 0
 
     @abc.abstractmethod
@@ -86,12 +86,12 @@ def timed_out(job: Job, message: Message) -> JobTimeoutError:
 
 
 class JobAborted(BaseException):
-    """Ends a job for which the worker cannot wait; its message has not failed."""
+    """Ends a job that the worker must not wait for; its message has not failed."""
 
 
 class AttemptEnded(JobAborted):
-    """Ends the attempt of a message that an operator skips or makes a dead letter."""
+    """Ends the attempt of a message that an operator skips or dead-letters."""
 
 
 class MessageExpired(JobAborted):
-    """Ends the job of a message that the broker took back and will deliver again."""
+    """Ends the job of a message that the broker took back and will redeliver."""

@@ -1,10 +1,11 @@
-"""Run jobs in child processes, for code that computes, leaks, crashes or is not trusted.
+"""Run jobs in child processes, for code that computes, leaks, crashes or is untrusted.
 
-Each job has separate processes: one per message in flight, at most `executor_processes`, started on
-demand and reused. A process is killed with SIGKILL when its message times out, when it uses more
-than `memory_mib`, and when the worker aborts. Its code cannot prevent that. The attempt is over
-only when all processes that it started have ended, too (see the keeper in `process_frames`).
-Another process is started for the next message.
+Each job has separate processes: one for each message in flight, at most `executor_processes`. The
+executor starts processes on demand and reuses them. It kills a process with SIGKILL when the
+message times out, when the process uses more than `memory_mib`, or when the worker aborts. The code
+of the job cannot prevent the kill. The attempt ends only when all descendants of the process have
+ended (see the keeper in `process_frames`). Then the executor starts another process for the next
+message.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ARGV = module_argv("qdo.worker.executors.process_main")
-# How long a process may take to leave the job context when the worker ends the process.
+# Maximum seconds for leaving the job context when the worker ends a process.
 LEAVE_SECONDS = 5.0
-# How long a process that closed its channel may take to exit by itself.
+# Maximum seconds until a process that closed its channel exits by itself.
 REAP_SECONDS = 1.0
-# How often the worker checks the memory of a limited process that runs a job.
+# Minimum seconds between memory checks of a running process with a memory limit.
 LOOK_SECONDS = 0.05
-# Maximum share of time for memory checks, because a job may start hundreds of processes.
+# Maximum share of time for memory checks. A job may start hundreds of processes.
 LOOK_SHARE = 0.02
 _sockets: Any = cooperative_sockets
 _processes: Any = cooperative_processes
@@ -67,18 +68,18 @@ _MIB = 1 << 20
 def _environment(settings: Settings) -> dict[str, str]:
     kept = dict(os.environ)
     if not settings.doorbell:
-        # With the password, a job and the programs that it starts would get the worker's rights.
-        # Only senders with a doorbell connect to the coordinator.
+        # With the password, a job and its programs would get the worker's rights. A job needs the
+        # password only to send with a doorbell.
         kept.pop(PASSWORD_VARIABLE, None)
     return kept
 
 
 class ProcessExited(Exception):
-    """The process closed its channel or sent an invalid answer, and cannot be used again."""
+    """The process closed its channel or sent an invalid answer, and is no longer usable."""
 
 
 class MessageUnread(ProcessExited):
-    """The process died before it had read all of its message, so the job did not run."""
+    """The process died before it had read its whole message, so the job did not run."""
 
 
 class TooLarge(Exception):
@@ -86,10 +87,10 @@ class TooLarge(Exception):
 
 
 class JobProcess:
-    """A process that runs one job for one message at a time, and the keeper of the process.
+    """A process that runs one job, one message at a time, and the keeper of the process.
 
     :ivar served: number of messages sent to the process.
-    :ivar pid: the process id; the keeper's until the process is ready.
+    :ivar pid: the process id; the id of the keeper until the process is ready.
     """
 
     def __init__(self, settings: Settings, target: str, queues: str, folder: str) -> None:
@@ -120,7 +121,7 @@ class JobProcess:
         self.pid: int = self._process.pid
 
     def await_ready(self) -> None:
-        """Wait until the job context is entered; raise ProcessExited on failure or timeout."""
+        """Wait until the process has entered the job context; raise ProcessExited on failure."""
         self._channel.settimeout(START_SECONDS)
         try:
             head = self._read()
@@ -141,7 +142,7 @@ class JobProcess:
         self._channel.sendall(wire.pack_message(message, self.served))
 
     def answer(self, memory_mib: int | None) -> dict[str, Any]:
-        """Wait for the answer to the message; raise MessageUnread, ProcessExited or TooLarge."""
+        """Wait for the answer to a message; raise MessageUnread, ProcessExited or TooLarge."""
         self._channel.settimeout(None if memory_mib is None else LOOK_SECONDS)
         head = self._read(memory_mib)
         if head.get("serial") != self.served:
@@ -161,8 +162,8 @@ class JobProcess:
         try:
             frame = wire.read(receive, wire.ANSWER_LIMIT)
         except ConnectionError as error:
-            # Linux resets a socket pair when an end with unread bytes is closed. Otherwise, the
-            # other end just reads the end of the stream.
+            # If the process closes its end with unread bytes, Linux resets the socket pair. Without
+            # unread bytes, this end reads the end of the stream.
             raise MessageUnread("it had not read its message") from error
         except wire.WireError as error:
             raise self._invalid(str(error)) from error
@@ -171,7 +172,7 @@ class JobProcess:
         return frame[0]
 
     def _invalid(self, what: str) -> ProcessExited:
-        self._end()  # the job wrote to the channel, so no answer can be trusted
+        self._end()  # the job wrote to the channel, so do not trust any answer
         return ProcessExited(f"it sent an invalid answer: {what}")
 
     def _check_memory(self, memory_mib: int) -> None:
@@ -187,7 +188,7 @@ class JobProcess:
         return memory_bytes(descendants(self._process.pid), limit) > limit
 
     def reap(self) -> str:
-        """Wait for a dying process, or kill it; return a description of its end."""
+        """Wait for the end of a dying process, or kill it; return how the process ended."""
         try:
             with gevent.Timeout(REAP_SECONDS, False):
                 self._process.wait()
@@ -208,7 +209,7 @@ class JobProcess:
         self._process.send_signal(signal.SIGCONT)  # a stopped keeper could not kill anything
 
     def kill(self) -> int:
-        """Kill the process and its descendants, and wait; return the exit code."""
+        """Kill the process and its descendants, and wait for their end; return the exit code."""
         aborted: JobAborted | None = None
         self._end()
         while True:
@@ -223,7 +224,7 @@ class JobProcess:
         return code
 
     def leave(self) -> None:
-        """Ask the process to end, and kill it if it does not end in time."""
+        """Ask the process to end, and kill the process after a timeout."""
         self._channel.close()
         with gevent.Timeout(LEAVE_SECONDS, False):
             self._process.wait()
@@ -231,10 +232,10 @@ class JobProcess:
 
 
 class ProcessExecutor(Executor):
-    """The processes of every job; `ExecutorRouter` has the same parameters.
+    """Runs jobs in processes; see `ExecutorRouter` for the other parameters.
 
-    :param folder: where the processes start and import the app. A job may have changed the worker's
-        folder.
+    :param folder: the working directory of the processes. A job may have changed the worker's
+      directory.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class ProcessExecutor(Executor):
         self._bound: list[_JobProcesses] = []
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return a call that sends the message to a process and waits for its answer."""
+        """Return a call that sends a message to a process and waits for the answer."""
         processes = _JobProcesses(
             job,
             lambda: JobProcess(self._settings, self._target, job.queues, self._folder),
@@ -291,7 +292,7 @@ class _JobProcesses:
         self._leaving: set[Any] = set()
 
     def run(self, message: Message) -> None:
-        """Run the job for a message; raise the error of an attempt that failed."""
+        """Run the job for a message; raise the error of a failed attempt."""
         with self._permits:
             self.under_way += 1
             try:
@@ -328,8 +329,8 @@ class _JobProcesses:
                 answer = spawned.answer(self._job.memory_mib)
             except ProcessExited as error:
                 over.close()
-                # Count the attempt with a new process: the message may kill every process that
-                # reads it.
+                # Count the attempt if the process was new, because the message may kill every
+                # process that reads it.
                 if isinstance(error, MessageUnread) and spawned.served > 1:
                     self._log_dead(spawned, error)
                     continue
@@ -384,7 +385,7 @@ class _JobProcesses:
         )
 
     def _idle_process(self) -> JobProcess | None:
-        """Return an idle process; None if a new process was started, which is then idle."""
+        """Return an idle process; if all are busy, add an idle process and return None."""
         if self._idle:
             return self._idle.pop()
         self._idle.append(self._started())
@@ -403,7 +404,7 @@ class _JobProcesses:
         return spawned
 
     def _keep(self, spawned: JobProcess) -> None:
-        """Keep a process for the next message, unless it reached a limit."""
+        """Keep a process for the next message, unless the process has reached a limit."""
         recycle_after = self._job.recycle_after
         memory_mib = self._job.memory_mib
         if recycle_after is not None and spawned.served >= recycle_after:
@@ -417,7 +418,7 @@ class _JobProcesses:
         self._end(spawned)
 
     def _end(self, spawned: JobProcess) -> None:
-        # End it in the background, because leaving the context may take `LEAVE_SECONDS`.
+        # End the process in the background, because leaving the context may take `LEAVE_SECONDS`.
         greenlet = gevent.spawn(spawned.leave)
         self._leaving.add(greenlet)
         greenlet.rawlink(self._leaving.discard)

@@ -1,8 +1,8 @@
 """The link between a worker process and a job's process: frames, errors, and the keeper.
 
-A frame is two lengths (32 bits each, network order), a JSON object and raw bytes: the body of a
-message if it is bytes, the JSON of a large one, otherwise nothing. Frames do not use pickle, so an
-answer is only data, whatever code ran in the job's process.
+A frame is two lengths (32 bits each, network order), a JSON object and raw bytes. The raw bytes are
+the body of a message if the body is bytes, or the JSON of a large body, otherwise nothing. Frames
+do not use pickle, so an answer is only data, even if the job's process ran hostile code.
 
 ==========  ===========================================================================
 frame       JSON
@@ -13,7 +13,7 @@ answer      ``serial``, ``ended`` (see `requests.jobs.reporting`), and ``done``,
             `outcome`, or an `error`, see below; or ``undecodable`` with the reason
 ==========  ===========================================================================
 
-An error carries the end of an attempt from a job's process to its worker process, which raises it.
+The job's process describes an error in its answer, and the worker process raises the error.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from qdo.text import describe_traceback, one_line
 from qdo.worker.large_bodies import load_large
 
 _LENGTHS = struct.Struct("!II")
-# Maximum length of an answer. Answers that qdo writes are never longer.
+# Maximum bytes of an answer. Answers that qdo writes are never longer.
 ANSWER_LIMIT = 4 << 20
 _CHUNK = 1 << 18
 VARIABLE = "QDO_JOB_PROCESS"
-# The signal that kills the job. Not SIGTERM, which init systems send to every process.
+# The signal that makes the keeper kill the job. Init systems send SIGTERM to every process, so
+# SIGTERM is not suitable.
 END = signal.SIGUSR2 if LINUX else signal.SIGKILL
-# Process name by which the parent of a dead worker process finds the keepers.
+# Name of the keepers, by which the parent of a dead worker process finds them.
 NAME = "qdo-keeper"
 
 
@@ -63,9 +64,9 @@ def pack(head: dict[str, Any], blob: bytes = b"") -> bytes:
 def read(
     receive: Callable[[int], bytes], limit: int | None = None
 ) -> tuple[dict[str, Any], bytes] | None:
-    """Return the next frame, None at the end.
+    """Return the next frame; None at the end of the stream.
 
-    :param receive: returns at most the requested number of bytes, none at the end.
+    :param receive: returns at most the requested number of bytes; no bytes at the end.
     :raises WireError: the frame is longer than `limit`, or its head is not a JSON object.
     """
     lengths = _exactly(receive, _LENGTHS.size)
@@ -122,7 +123,7 @@ def pack_message(message: Message, serial: int) -> bytes:
 
 
 def message_of(head: dict[str, Any], blob: bytes) -> Message:
-    """Return the message of a frame; raise ValueError if its large body is not JSON."""
+    """Return the message of a frame; raise ValueError if a large body is not JSON."""
     positions = _WorkerPositions(head["id"], head["time"], head["stable"])
     message = Message(
         head["queue"],
@@ -140,7 +141,7 @@ def message_of(head: dict[str, Any], blob: bytes) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerPositions:
-    """Values that the worker derived from the position of one message."""
+    """Values that the worker process derived from the position of one message."""
 
     id: str
     time: float
@@ -154,14 +155,14 @@ class _WorkerPositions:
 
 
 class RemoteError(Exception):
-    """The worker process's copy of an error that a job raised in its own process."""
+    """The worker process's copy of an error from a job's process."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error from the process that raised it."""
+    """The traceback of an error from a job's process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -172,7 +173,7 @@ class RemoteTraceback(Exception):
 
 
 def dump(error: BaseException | None) -> dict[str, Any]:
-    """Return the end of an attempt as JSON values; called in the job's process."""
+    """Return the end of an attempt as JSON values, in the job's process."""
     if error is None:
         return {"done": True}
     if isinstance(error, Outcome):
@@ -194,9 +195,9 @@ def _dump_outcome(error: Outcome) -> dict[str, Any]:
 
 
 def load(answer: dict[str, Any]) -> BaseException | None:
-    """Return the error to raise, None for done; called in the worker process.
+    """Return the error to raise, or None for a done message, in the worker process.
 
-    Never fails: for an invalid answer, the returned error shows the answer.
+    This function never fails. For an invalid answer, the returned error shows the answer.
     """
     if answer.get("done") is True:
         return None
@@ -213,18 +214,18 @@ def load(answer: dict[str, Any]) -> BaseException | None:
 
 
 # For an error that is not an outcome, the answer has name, text and traceback. If this process
-# knows the type, the instance also has that type. Then rules by exception work.
+# knows the type, the instance also has that type, so rules by exception work.
 def _instance(name: str, module: str, text: str) -> RemoteError:
     known = _known(name, module)
     if known is not None:
         try:
             kind = type(known.__name__, (RemoteError, known), {"__module__": module})
-            # The first built-in base type creates the instance, so no code of the app runs.
+            # The first built-in base type creates the instance, so code of the app does not run.
             maker: Any = next(base for base in known.__mro__ if base.__module__ == "builtins")
             made: RemoteError = maker.__new__(kind, text)
             made.args = (text,)
             return made
-        except Exception:  # noqa: BLE001 - types may forbid any of this; then use the name only
+        except Exception:  # noqa: BLE001 - a type may forbid these steps; then use only its name
             known = None
     last = name.rpartition(".")[2]
     shown = last if last.isidentifier() else RemoteError.__name__
@@ -234,7 +235,7 @@ def _instance(name: str, module: str, text: str) -> RemoteError:
 
 
 def _known(name: str, module: str) -> type[Exception] | None:
-    """Return the type if this process has imported it and it is an ordinary error of the app."""
+    """Return the type of an error if this process has imported it and it is not qdo's."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -247,20 +248,19 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool))
 
 
-# The keeper is the parent of a job's process and leaves nothing behind. A job may start programs,
-# which may start other programs, in separate groups and sessions. The keeper adopts all orphans
-# among them (`PR_SET_CHILD_SUBREAPER`). After the end of the job's process, every leftover process
-# sooner or later becomes a child of the keeper. The keeper kills its children until it has none.
-# Then it ends in the same way as the job's process. It runs no code of the app.
-#
-# The worker process sends `END` to the keeper to kill the job. The kernel sends it when the worker
-# process dies.
+# The keeper is the parent of a job's process. A job may start programs, which may start other
+# programs, in separate groups and sessions. The keeper adopts all orphans among these programs
+# (`PR_SET_CHILD_SUBREAPER`). After the end of the job's process, every leftover process sooner or
+# later becomes a child of the keeper. The keeper kills its children until it has none. Then the
+# keeper ends in the same way as the job's process. The keeper does not run code of the app. To kill
+# the job, the worker process sends `END` to the keeper. When the worker process dies, the kernel
+# sends `END`.
 def keep(worker: int, fds: Iterable[int]) -> None:
-    """Fork; return in the job's process, and stay in the keeper until everything has ended.
+    """Fork; return in the job's process, and stay in the keeper until all processes have ended.
 
-    :param fds: descriptors of the job's process, which the keeper closes.
+    :param fds: descriptors for the job's process only. The keeper closes them.
     """
-    if not LINUX:  # the parent kills the group of its worker
+    if not LINUX:  # the parent of the worker kills the worker's group
         _exit_unless(die_with_parent(worker))
         return
     os.setpgid(0, 0)
@@ -270,8 +270,8 @@ def keep(worker: int, fds: Iterable[int]) -> None:
     name = set_name(NAME)
     job = os.fork()
     if job == 0:
-        # The keeper and the job's process each lead a process group in the worker process's
-        # session.
+        # The keeper and the job's process each lead a process group in the session of the worker
+        # process.
         os.setpgid(0, 0)
         set_name(name)
         _exit_unless(die_with_parent(keeper))
@@ -281,7 +281,8 @@ def keep(worker: int, fds: Iterable[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(job, signal.SIGKILL)
 
-    # Before this line, END ends the keeper and the job's process, which has not begun.
+    # Before this line, `END` ends both the keeper and the job's process, which has not begun the
+    # job.
     signal.signal(END, end)
     for fd in fds:
         os.close(fd)
@@ -289,14 +290,15 @@ def keep(worker: int, fds: Iterable[int]) -> None:
 
 
 def _watch(job: int) -> int:
-    """Reap orphans until the job's process ends, then kill all others; return the job's code."""
+    """Reap orphans until the job's process ends, then kill the others; return the exit code."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid == job:
             break
         if ended is not None:
             os.waitpid(ended.si_pid, 0)
-    # Kill the job's group first: a process that forks endlessly could outrun the next steps.
+    # Kill the job's group first, because a process that forks endlessly could outrun the next
+    # steps.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(job, signal.SIGKILL)
     signal.signal(END, _ignore)
@@ -326,4 +328,4 @@ def _exit_unless(alive: bool) -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the job has ended, and its leftover processes are about to be killed."""
+    """Do nothing. The job has ended, and the keeper is about to kill the leftover processes."""

@@ -1,15 +1,16 @@
-"""A job's process: ``python -m qdo.worker.executors.process_main``, started by its worker process.
+"""The entry point of a job's process, ``python -m qdo.worker.executors.process_main``.
 
-Its parameters are JSON in the environment variable QDO_JOB_PROCESS: ``settings``, ``target``
-(MODULE:APP or null), ``queues`` (the glob of the job), and two descriptors: ``channel``, the socket
-to the worker process, and ``sign``, the page of the stop flag.
+The worker process passes the parameters as JSON in the environment variable QDO_JOB_PROCESS:
+``settings``, ``target`` (MODULE:APP or null), ``queues`` (the glob of the job), and two
+descriptors. ``channel`` is the socket to the worker process, and ``sign`` is the page of the stop
+flag.
 
-It imports the app again, without gevent, and enters the app's `job_context` once. Then it runs one
-message after the other until its worker process closes the channel. It never outlives the worker
-process, and its descendants never outlive it: see `process_frames`.
+The process imports the app again, without gevent, and enters the app's `job_context` once. Then the
+process runs one message after the other until the worker process closes the channel. The process
+and its descendants never outlive the worker process, see `process_frames`.
 
-It ignores SIGTERM and SIGINT, which an init system or a terminal may send to every
-process of the service: only the worker process decides its end.
+The process ignores SIGTERM and SIGINT, because only the worker process decides its end. An init
+system or a terminal may send these signals to every process of the service.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def main() -> int:
     """Run the process with the parameters in its environment; return the exit code."""
     del sys.argv[1:]  # the process title is for `ps`, not for the app
     parameters = json.loads(os.environ[VARIABLE])
-    # Processes that the app starts must not inherit the variable, because settings may hold
+    # Processes that the app starts must not inherit the variable, because settings may contain
     # secrets.
     del os.environ[VARIABLE]
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Set a handler, not SIG_IGN: programs that the job starts would inherit SIG_IGN.
+        # Set a handler instead of SIG_IGN, because programs that the job starts would inherit
+        # SIG_IGN.
         signal.signal(number, _ignore)
     keep(parameters["parent"], (parameters["channel"], parameters["sign"]))
     reset_signals_in_forks()
@@ -87,7 +89,7 @@ def _job(app: App, queues: str) -> Job:
 
 
 def _serve(channel: socket.socket, job: Job, context: Any) -> None:
-    """Run one message after the other, until the channel is closed."""
+    """Run one message after the other until the worker process closes the channel."""
     own = os.getpid()
     while (frame := wire.read(channel.recv)) is not None:
         head, blob = frame
@@ -107,10 +109,10 @@ def _serve(channel: socket.socket, job: Job, context: Any) -> None:
         except NotStarted:
             channel.sendall(wire.pack({"serial": head["serial"], "not_started": True}))
             continue
-        except BaseException as raised:  # noqa: BLE001 - a job's SystemExit must not end it
+        except BaseException as raised:  # noqa: BLE001 - SystemExit must not end it
             error = raised
         if os.getpid() != own:
-            # This is a forked copy of the job's process, which must not use the channel.
+            # A forked copy of the job's process must not use the channel.
             os._exit(1)
         channel.sendall(
             wire.pack({"serial": head["serial"], "ended": bool(ends), **wire.dump(error)})

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
 
-# How long a computing thread keeps Python's global lock when the event loop requests it, which
-# happens several times per message. Beside such a job, messages of other queues took up to 3 s with
-# Python's default of 5 ms. With 0.5 ms they took at most 0.3 s.
+# Seconds for which a computing thread keeps Python's global lock after the event loop requests the
+# lock. The loop requests the lock several times per message. With Python's default of 5 ms, a
+# computing job delayed messages of other queues by up to 3 s; with 0.5 ms, by at most 0.3 s.
 SWITCH_SECONDS = 0.0005
 
 
@@ -37,16 +37,16 @@ class GreenletExecutor(Executor):
     """Calls the job directly, in the turn's greenlet."""
 
     # Jobs that wait (sockets, sleep, locks) let other jobs run, because the process is
-    # monkey-patched. A computing job blocks all jobs, and the watchdog names it. The event loop
-    # checks deadlines, so a deadline interrupts only a waiting job.
+    # monkey-patched. A computing job blocks all jobs, and the watchdog names this job. The event
+    # loop checks deadlines, so a deadline interrupts only a waiting job.
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return the function itself, see `qdo.jobs.middleware.unchecked`."""
+        """Return the job's function, wrapped if there is a timeout or `on_start`."""
         call = job.function if job.timeout_seconds is None else _timed(job, job.timeout_seconds)
         return call if on_start is None else _announced(call, on_start)
 
     def close(self) -> None:
-        """Do nothing: a job's greenlet ends with its turn."""
+        """Do nothing, because a job's greenlet ends with its turn."""
 
 
 def _announced(inner: JobCall, on_start: OnStart) -> JobCall:
@@ -78,11 +78,11 @@ def _timed(job: Job, seconds: float) -> JobCall:
 
 
 class ExecutorRouter(Executor):
-    """The executors of one worker; each is created when its first job is bound.
+    """Binds each job of one worker to its executor, which it creates at the first such job.
 
     :param target: see `ProcessContext`.
-    :param may_start: checked on the thread that starts a job, or before a process gets a message.
-        The claim or the lease may have ended before.
+    :param may_start: returns whether a message may still start. Executors call it just before a job
+      starts, because the claim or the lease may have ended.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class ExecutorRouter(Executor):
         for job in jobs:
             kind = self.kind(job)
             if kind == "process":
-                # Import now, because on a busy machine an import in a turn blocks the event loop
-                # for too long.
+                # Import now, because an import during a turn would block the event loop for too
+                # long on a busy machine.
                 importlib.import_module("qdo.worker.executors.process")
             if kind == "process" and self._target is None:
                 raise UsageError(
@@ -132,7 +132,7 @@ class ExecutorRouter(Executor):
             executor.close()
 
     def _make(self, kind: str) -> Executor:
-        # Import on demand, so that workers without such jobs do not load these modules.
+        # Import on demand, so that a worker loads only the executors of its jobs.
         if kind in ("thread", ASYNCIO):
             sys.setswitchinterval(SWITCH_SECONDS)
         if kind == "thread":
@@ -152,7 +152,7 @@ class ExecutorRouter(Executor):
 
 
 class LimitedExecutor(Executor):
-    """Starts jobs of another executor for `most` messages, then calls `on_reached`."""
+    """Starts jobs of another executor for at most `most` messages, then calls `on_reached`."""
 
     def __init__(self, inner: Executor, most: int, on_reached: Callable[[], None]) -> None:
         self._inner = inner
@@ -184,7 +184,8 @@ class LimitedExecutor(Executor):
         return call
 
     def _count_start(self, count: int) -> None:
-        # Not in the call: an earlier drain would keep the last messages from starting.
+        # Count at the start, not in the call, because an earlier drain would keep the last messages
+        # from starting.
         self._unstarted -= count
         if self._unstarted <= 0:
             self._on_reached()

@@ -1,10 +1,10 @@
-"""Runs jobs in native threads, for libraries that block and code that computes.
+"""Run jobs in native threads, for libraries that block and code that computes.
 
-Each running job has a thread. Threads are started on demand and reused. There are never more
-threads than jobs running at once, which is `concurrency`.
+Each running job has a thread. The executor starts threads on demand and reuses them. At most
+`concurrency` jobs, and so at most as many threads, run at once.
 
 To interrupt a job, the interpreter raises an exception in its thread at the next Python
-instruction. The exception must never reach the thread after the end of the job: see
+instruction. The exception must never reach the thread after the end of the job, see
 `_JobThread._seal`.
 """
 
@@ -29,18 +29,19 @@ from qdo.worker.executors.wait import Pending, TurnWait, started
 if TYPE_CHECKING:
     from qdo.jobs.job import Job, JobFunction
 
-# How long the event loop of a job's thread may take to interrupt a job that waits in it.
+# Seconds within which the event loop of a job's thread should interrupt a waiting job.
 ROUSE_SECONDS = 0.02
-# How long idle threads wait natively before their event loops run. The next message of a busy queue
-# arrives sooner, and would cost 30 us more through the event loop. The worker's event loop measures
-# this time: a timeout of each native wait would cost 4 us per message.
+# Seconds for which idle threads wait natively before their event loops run. The next message of a
+# busy queue arrives sooner, and would cost 30 us more through the event loop. A timer of the
+# worker's event loop measures this time, because a timeout of each native wait would cost 4 us per
+# message.
 BRIEF_SECONDS = 0.001
-# How often the event loop of a busy thread runs between two messages.
+# Seconds between two runs of the event loop of a busy thread.
 ATTEND_SECONDS = 0.005
 
 
 class ThreadExecutor(Executor):
-    """Native threads: one per running job, started on demand and reused."""
+    """Runs each job in its own native thread; starts threads on demand and reuses them."""
 
     def __init__(self, may_start: Callable[[Message], bool]) -> None:
         self._may_start = may_start
@@ -51,7 +52,7 @@ class ThreadExecutor(Executor):
         self._rests_due = False
 
     def bind(self, job: Job, on_start: OnStart | None = None) -> JobCall:
-        """Return a call that passes the message to a thread and waits for it."""
+        """Return a call that passes a message to a thread and waits for the end of the job."""
 
         def call(message: Message, context: Any) -> None:
             if self._idle:
@@ -84,12 +85,12 @@ class ThreadExecutor(Executor):
             thread.rest()
 
     def _take(self) -> _JobThread:
-        if self._idle:  # a thread became idle since a start failed
+        if self._idle:  # a thread became idle after a failed start
             return self._idle.pop()
         thread = _JobThread(self._mailbox, self._may_start)
         try:
             thread.ready.ended.wait()
-        except BaseException:  # the turn was aborted
+        except BaseException:  # the worker aborted the turn
             thread.end()
             raise
         if thread.ready.error is not None:
@@ -100,8 +101,8 @@ class ThreadExecutor(Executor):
         return self._running
 
     def close(self) -> None:
-        """End the idle threads; a thread whose job never ends lasts until the process exits."""
-        # A thread with an event loop also lasts until the process exits: see `stay_in_gevent`.
+        """End the idle threads. A thread whose job never ends lasts until the process exits."""
+        # A thread with an event loop also lasts until the process exits, see `stay_in_gevent`.
         for thread in self._idle:
             if thread.has_loop:
                 thread.rest()
@@ -123,10 +124,10 @@ class _Work(NamedTuple):
 
 
 class _JobThread:
-    """A native thread that runs one job after the other until a job is interrupted.
+    """A native thread that runs one job after the other until an interruption.
 
-    :cvar all: the threads that have not ended.
-    :ivar ready: ends when the thread can run jobs, or with the error that prevents this.
+    :cvar all: all threads that have not ended.
+    :ivar ready: ends when the thread can run jobs, or with the error that prevents it.
     """
 
     all: ClassVar[set[_JobThread]] = set()
@@ -155,7 +156,7 @@ class _JobThread:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last job was interrupted; the thread is then not reused."""
+        """Whether the executor interrupted the last job. Such a thread is not reused."""
         return self._wanted
 
     @property
@@ -175,9 +176,9 @@ class _JobThread:
 
     def interrupt(self) -> None:
         """Raise JobInterrupt in the job, unless it has ended."""
-        # Code that waits through gevent, as patched libraries do, waits in its thread's event loop.
-        # That loop raises the exception. If the loop does not run, the job is busy, and the
-        # interpreter raises the exception.
+        # Code that waits through gevent waits in its thread's event loop, and that loop raises the
+        # exception. If the loop does not run, the job is busy, and the interpreter raises the
+        # exception.
         self._wanted = True
         self._delivered = False
         if self._hub is None:
@@ -195,14 +196,14 @@ class _JobThread:
         self._interrupting = False
 
     def end(self) -> None:
-        """End the thread, which must be idle."""
+        """End this thread, which must be idle."""
         self._ending = True
         self._ring()
 
     def rest(self) -> None:
-        """Let the thread, which must be idle, run its event loop until it gets work."""
-        # A lock that another thread releases may notify the next owner through this loop, and
-        # greenlets that jobs left behind live in it.
+        """Let this idle thread run its event loop until it gets work."""
+        # Greenlets that jobs left behind live in this loop, and a lock that another thread releases
+        # may notify its next owner through this loop.
         if not self._resting and self._inbox is not None:
             self._resting = True
             self._wake.release()
@@ -242,7 +243,7 @@ class _JobThread:
             leave_gevent()
 
     def _next(self) -> _Work | None:
-        """Wait for work; return None at the end of the thread."""
+        """Wait for work; return None if the thread must end."""
         if self._inbox is not None and clock() - self._attended >= ATTEND_SECONDS:
             gevent.sleep(0)
             self._attended = clock()
@@ -259,7 +260,7 @@ class _JobThread:
         try:
             try:
                 self._unseal()
-                # On a busy machine the lease may end before this thread runs.
+                # The lease may have ended before this thread ran on a busy machine.
                 if not self._may_start(work.message):
                     raise NotStarted
                 if work.on_start is not None:
@@ -269,28 +270,28 @@ class _JobThread:
                 error = raised
             self._seal()
         except JobInterrupt as late:
-            # The interruption came between the job's end and the seal. Whether the job returned is
-            # unknown.
+            # The interruption came between the job's end and the seal, so it is unknown whether the
+            # job returned.
             self._seal()
             error = late if error is None else error
         work.pending.finish(error)
         error = None
 
     def _rouse(self, serial: int) -> None:
-        """Raise JobInterrupt in the waiting job; called by this thread's event loop."""
+        """Raise JobInterrupt in the waiting job. This thread's event loop calls this method."""
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
             self.greenlet.throw(JobInterrupt)
 
     def _on_loop_error(self, context: Any, kind: Any, value: Any, trace: Any) -> None:
-        """Pass an interruption that was raised in this thread's event loop to the job."""
+        """Pass an interruption from this thread's event loop to the job."""
         if isinstance(kind, type) and issubclass(kind, JobInterrupt):
             self._hub.loop.run_callback(self.greenlet.throw, JobInterrupt)
         else:
             type(self._hub).handle_error(self._hub, context, kind, value, trace)
 
     def _unseal(self) -> None:
-        """Allow interruptions; raise an interruption that was requested before the job began."""
+        """Allow interruptions; raise an interruption that was requested before the job."""
         ident = self.ident
         self._sealed = False
         if self._wanted:
@@ -299,11 +300,11 @@ class _JobThread:
             raise JobInterrupt
 
     def _seal(self) -> None:
-        """Forbid interruptions: no interruption is raised after this call."""
+        """Forbid interruptions. After this call, the thread does not raise JobInterrupt."""
         # The loop's thread sets `_interrupting` before it checks `_sealed`. This thread sets
-        # `_sealed` before it checks `_interrupting`. In either order, at least one of them sees
-        # the other. A requested interruption that was not raised yet is cancelled. An interruption
-        # that is raised here is dropped, because the job has ended.
+        # `_sealed` before it checks `_interrupting`. In either order, at least one thread sees the
+        # value that the other has set. `cancel_raise` cancels an interruption that is still due.
+        # The loop drops an interruption that arrives here, because the job has ended.
         while True:
             try:
                 self._sealed = True
@@ -316,11 +317,11 @@ class _JobThread:
 
 
 def job_frames() -> dict[int, FrameType]:
-    """Return the stacks of the jobs that run in threads, by the identity of their messages."""
+    """Return the stacks of the jobs that run in threads, by the `id` of their messages."""
     current = sys._current_frames()
     frames = {}
     for thread in list(_JobThread.all):
-        # A job that waits through gevent is in a greenlet that is not running.
+        # A job that waits through gevent is in a greenlet that does not run.
         for frame in (getattr(thread.greenlet, "gr_frame", None), current.get(thread.ident)):
             message = _message_in(frame)
             if message is not None and frame is not None:

@@ -1,4 +1,4 @@
-"""Waits for the start of a job on another thread, and for its end, deadline or abort."""
+"""Wait for the start of a job on another thread, and for its end, deadline or abort."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdo.worker.executors.base import JobAborted, NotStarted, timed_out
 if TYPE_CHECKING:
     from qdo.jobs.job import Job
 
-# How long after an interruption the log names a job that still runs.
+# Seconds after an interruption at which the log names a job that still runs.
 GRACE_SECONDS = 2.0
 
 # Delays between attempts to start a process, a thread or a loop.
@@ -37,10 +37,11 @@ def started(
     may_start: Callable[[Message], bool],
     *failures: type[Exception],
 ) -> _T:
-    """Return the process or thread that `start` returns; call `start` again after None.
+    """Return the process or thread that `start` returns; repeat `start` after None.
 
-    :param failures: errors of `start` after which the message waits and `start` is retried.
-    :raises NotStarted: the queue may no longer be processed.
+    :param failures: errors of `start` that are not the message's fault. The function retries
+      `start` after a delay.
+    :raises NotStarted: the worker may no longer process the queue.
     """
     attempts = 0
     while True:
@@ -48,7 +49,7 @@ def started(
             found = start()
         except failures as error:
             # A lack of threads, processes or descriptors is not a failure of the message. The
-            # message waits while its queue may be processed.
+            # message waits while the worker may process its queue.
             attempts += 1
             delay = START_BACKOFF.delay(attempts, 0.0)
             _log.error(
@@ -69,9 +70,10 @@ def started(
 
 
 class TurnWait:
-    """The wait of one greenlet for the end of one job.
+    """Waits in one greenlet for the end of one job.
 
-    :param interrupt: raises `interruption` in the job; called at its deadline and when aborted.
+    :param interrupt: raises `interruption` in the job; called at the job's deadline and at an
+      abort.
     """
 
     def __init__(
@@ -91,9 +93,9 @@ class TurnWait:
         self._aborted: JobAborted | None = None
 
     def run(self) -> None:
-        """Wait for the end of the job, and raise its exception, JobTimeoutError or JobAborted."""
-        # This never returns before the job ends, because the queue must not continue while the job
-        # runs. A job that returns after its deadline has succeeded, and its message is done.
+        """Wait for the end of the job; raise its exception, JobTimeoutError or JobAborted."""
+        # Never return before the job ends, because the queue must not continue while the job runs.
+        # A job that returns after its deadline has succeeded, and its message is done.
         if not self._wait(self._job.timeout_seconds):
             if self._aborted is None:
                 self._late = True
@@ -103,8 +105,8 @@ class TurnWait:
                 while not self._wait(None):
                     pass
         error = self._pending.error
-        # Break the reference cycle between a frame and its error, or both would live until the next
-        # garbage collection.
+        # Break the reference cycle between a frame and its error. Otherwise both would live until
+        # the next garbage collection.
         self._pending.error = None
         if self._aborted is not None:
             raise self._aborted
@@ -115,7 +117,7 @@ class TurnWait:
         raise error
 
     def _wait(self, seconds: float | None) -> bool:
-        """Return whether the job ended in time without an abort."""
+        """Return whether the job ended within the time and without an abort."""
         try:
             return bool(self._pending.ended.wait(seconds))
         except JobAborted as error:
@@ -135,7 +137,7 @@ class TurnWait:
 
 
 class Pending:
-    """A job on another thread. Once `ended` is set, `error` is valid; None if the job returned."""
+    """A job on another thread. After `ended` is set, `error` is valid; None if the job returned."""
 
     def __init__(self, mailbox: LoopMailbox) -> None:
         self.error: BaseException | None = None
@@ -143,6 +145,6 @@ class Pending:
         self._mailbox = mailbox
 
     def finish(self, error: BaseException | None) -> None:
-        """Report the end of the job; called on its thread."""
+        """Report the end of the job. Call this on the job's thread."""
         self.error = error
         self._mailbox.post(self.ended.set)

@@ -1,4 +1,4 @@
-"""The metrics that qdo serves: their names, labels and meanings, their sums and their text form.
+"""The metrics that qdo serves, with their names, labels, meanings, sums and text form.
 
 The page docs/metrics.rst also lists them.
 """
@@ -19,17 +19,17 @@ from qdo.worker.engine.meters import DWELL_BOUNDS, JOB_BOUNDS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Upper bounds of the delay buckets, in seconds.
+# Upper bounds of the buckets for the event loop's delay, in seconds.
 LOOP_BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 
-# Values by label values: one number, or the counts and the sum of a histogram.
+# The values of a metric by label values: one number, or the counts and the sum of a histogram.
 Series = dict[tuple[str, ...], list[float]]
 
 
 class MetricKind(enum.Enum):
-    """How to combine the values of several processes.
+    """The kind of a metric, which determines how to combine the values of several processes.
 
-    Counters and histograms also keep the counts of ended processes.
+    Counters and histograms include the counts of ended processes.
     """
 
     COUNTER = "counter"
@@ -41,7 +41,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric."""
+    """A metric's name, kind, help text, labels and buckets."""
 
     # The name without the suffixes that Prometheus adds to counters and histograms.
     name: str
@@ -206,7 +206,7 @@ LOG_DROPPED = Metric(
     _COUNTER,
     "Log lines that are lost: the reader did not read, or the disk was full.",
 )
-# The facts of the app, which only the leader publishes; see `facts`.
+# The metrics of the whole app, which only the leader publishes; see `facts`.
 FROM_LEADER = (
     *(REQUESTS, OUTBOX_REFUSED, OUTBOX_WAITING, BACKLOG, BACKLOG_AGE, DELAYED, UNTAKEN),
     *(DEAD_LETTERS, TIMER_LATE, TIMERS_REFUSED),
@@ -239,7 +239,7 @@ FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
 def parse(values: Any) -> dict[Metric, Series]:
     """Return the published metrics of a process; raise ValueError if they are invalid.
 
-    :param values: the content of the process's memory, which its jobs may have written.
+    :param values: the content of the process's page. A job may have overwritten it.
     """
     try:
         return {
@@ -264,7 +264,7 @@ def _series(metric: Metric, rows: Any) -> Series:
 
 
 class MetricTotals:
-    """The counts of ended processes."""
+    """The counters and histograms of ended processes."""
 
     def __init__(self) -> None:
         self._ended: dict[Metric, Series] = {metric: {} for metric in FROM_WORKERS}
@@ -274,7 +274,7 @@ class MetricTotals:
         add({m: each for m, each in values.items() if m.adds_up}, self._ended)
 
     def copy(self) -> dict[Metric, Series]:
-        """Return a copy of the counts, to which other counts can be added."""
+        """Return a copy of the counts; the caller may add other counts to the copy."""
         return {
             metric: {labels: list(numbers) for labels, numbers in series.items()}
             for metric, series in self._ended.items()

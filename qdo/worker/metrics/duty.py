@@ -1,4 +1,4 @@
-"""The duty "metrics": publish the counts of a worker process, and the states of its queues."""
+"""The duty "metrics" publishes the counts of a worker process and the states of its queues."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 1.0
-# A survey of all owned queues may take this share of the time, with pauses up to a limit. On a busy
-# worker the survey includes the time of other greenlets.
+# Minimum pause between surveys of the owned queues, maximum share of the time for surveys, and
+# maximum pause. On a busy worker, the duration of a survey includes the time of other greenlets.
 SURVEY_SECONDS = 2.0
 SURVEY_SHARE = 0.02
 MOST_SURVEY_SECONDS = 30.0
-# Maximum queues to look up at the broker: those that are farthest behind.
+# Maximum number of queues to look up at the broker, beginning with the lowest positions.
 ASKED = 3
-# After this many queues, which take 4 ms, other greenlets run. On a busy worker they may take a
-# second.
+# Number of queues to survey, in 4 ms, before other greenlets run. On a busy worker, the other
+# greenlets may take a second.
 CHUNK = 5000
 STATES = (
     *("idle", "ready", "running", "waiting", "limited", "failing", "unreadable"),
@@ -66,7 +66,7 @@ class QueueSurvey:
     """The queues of one worker process at one time.
 
     :ivar jobs: number of messages in flight.
-    :ivar oldest: Unix time of the oldest waiting message known; None if none waits.
+    :ivar oldest: Unix time of the oldest known waiting message; None without a waiting message.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class QueueSurvey:
         self._unknown: list[Slot] = []
 
     def take(self, slots: Sequence[Slot], now: float, breathe: Callable[[], None]) -> None:
-        """Survey queues; `breathe` lets other greenlets run in between."""
+        """Survey queues; call `breathe` at times to let other greenlets run."""
         for number, slot in enumerate(slots, start=1):
             state = state_of(slot)
             self.states[state] += 1
@@ -88,7 +88,7 @@ class QueueSurvey:
                 breathe()
 
     def ask(self, broker: Broker) -> None:
-        """Ask the broker for oldest messages that the owner does not know."""
+        """Ask the broker for the oldest messages of queues without a known oldest message."""
         if broker.capabilities.subscriptions:
             return  # each subscription knows its oldest message
         claimed = [(slot, slot.claim) for slot in self._unknown if slot.claim is not None]
@@ -101,7 +101,7 @@ class QueueSurvey:
                 self._note(time_of_position(broker.positions.to_time(oldest)))
 
     def age(self, now: float) -> float:
-        """Return the age of the oldest waiting message in seconds, 0 without one."""
+        """Return the age of the oldest waiting message in seconds; 0 without a waiting message."""
         return 0.0 if self.oldest is None else max(0.0, now - self.oldest)
 
     def _note_age(self, slot: Slot, now: float) -> None:
@@ -121,10 +121,10 @@ class QueueSurvey:
 
 
 def state_of(slot: Slot) -> str:
-    """Return the state of a queue, one of `STATES`."""
+    """Return the state of a queue, which is one of `STATES`."""
     claim = slot.claim
     if claim is None:
-        return "running"  # the queue was lost, and its message in flight still runs
+        return "running"  # the worker lost the queue, but its message in flight still runs
     if claim.paused:
         return "paused"
     if slot.state is SlotState.PAUSED:
@@ -138,7 +138,7 @@ def state_of(slot: Slot) -> str:
 
 
 def _next_sent(slot: Slot) -> float | None:
-    """Return the Unix time of the next message of a queue, None if its owner does not know it."""
+    """Return the Unix time of the next message of a queue; None if this worker does not know it."""
     if slot.message is not None:
         return slot.message.due or slot.message.time
     claim = slot.claim
@@ -159,7 +159,7 @@ def _time(claim: Claim, position: int) -> float:
 
 
 class MetricsDuty(Duty):
-    """Publishes the metrics of this process for its parent, until its last message has ended."""
+    """Publishes the metrics of this process for its parent until the last message has ended."""
 
     name = "metrics"
     ends_at_drain = False
@@ -258,8 +258,8 @@ class MetricsDuty(Duty):
         meters = {} if self._pipeline.meters is None else self._pipeline.meters.by_glob
         attempts: Rows = []
         for glob, meter in meters.items():
-            # Publish zeros: Prometheus sees no increase in a series that begins with the first
-            # event.
+            # Publish zeros, because Prometheus sees no increase in a series that begins with the
+            # first event.
             counts = {**dict.fromkeys(get_args(OutcomeName), 0), **meter.outcomes}
             counts["done"] = meter.done
             attempts += [((glob, outcome), [float(n)]) for outcome, n in counts.items()]

@@ -1,8 +1,8 @@
-"""The facts of the whole app for `/metrics`, such as its backlog. Only the leader reads them.
+"""Read facts of the whole app for `/metrics`, such as its backlog, on the leader.
 
-Each reading takes time that grows with the number of queues, so the pause after it grows, too.
-The page omits a fact that cannot be read, and all facts of a worker that does not lead. So no
-metric shows an outdated value. The module `monitor` says how this works for a frozen worker.
+The duration of a reading grows with the number of queues, so the pause after a reading also grows.
+The page omits facts that the leader cannot read, and all facts of a worker that does not lead. So
+no metric shows an outdated value. The module `monitor` explains the case of a frozen worker.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from qdo.worker.metrics.catalog import Metric
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Facts = dict[Metric, Rows]
 
-# How often workers that do not lead check for leadership.
+# Seconds between a follower's checks for leadership.
 LOOK_SECONDS = 1.0
-# The leader reads once in a period. Readings may take this share of the time, with pauses up to
-# the longest.
+# Minimum period of readings in seconds, maximum share of the time for readings, and maximum period
+# in seconds.
 PERIOD_SECONDS = 10.0
 SHARE = 0.02
 MOST_SECONDS = 60.0
-# Queues to read at once before other greenlets may run.
+# Number of queues to read before other greenlets run.
 CHUNK = 250
-# Maximum queues to look up if each backlog costs a request to the broker.
+# Maximum number of queues to look up if each backlog costs a request to the broker.
 ASKED = 3
 STATES_OF_REQUESTS = STATE_NAMES[:3]
 UNTAKEN = ("no-job", "excluded", "pool", "not-claimed", "damaged")
@@ -70,7 +70,7 @@ def rows(values: Mapping[str, float]) -> Rows:
 
 
 class AppFacts:
-    """The facts of an app, which this worker reads while it leads."""
+    """Reads the facts of an app while this worker leads."""
 
     def __init__(self, app: App, broker: Broker, current: CurrentMember) -> None:
         self.broker_errors = 0
@@ -93,7 +93,7 @@ class AppFacts:
         began = clock()
         try:
             leader.with_fence(partial(self._read, leader))
-        except QdoError as error:  # the coordinator cannot be reached
+        except QdoError as error:  # the coordinator is unreachable
             self._note(error)
             self._found = {}
         least = PERIOD_SECONDS if self._counts_all else MOST_SECONDS
@@ -106,7 +106,7 @@ class AppFacts:
             partial(self._timers, client, layout),
         )
         facts: Facts = {}
-        for read in readers:  # an unreadable fact must not hide the others
+        for read in readers:  # an unreadable fact must not hide other facts
             try:
                 facts |= read()
             except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
@@ -120,7 +120,7 @@ class AppFacts:
         _log.debug("cannot read facts of the app for /metrics: %s", describe(error))
 
     def values(self) -> Facts:
-        """Return the rows of each known metric; none unless this worker leads."""
+        """Return the rows of each known metric; no metrics while another worker leads."""
         leader = self._leader()
         if leader is None:
             return {}
@@ -131,7 +131,7 @@ class AppFacts:
         return self._found | outbox
 
     def holds_until(self) -> float:
-        """Return the clock time from which another worker may lead."""
+        """Return the clock time at which the leadership may end; 0 if this worker does not lead."""
         member = self._current.member
         return 0.0 if member is None or self._leader() is None else member.lease.until
 
@@ -140,7 +140,7 @@ class AppFacts:
         return member.leader if member is not None and member.leader.is_leader() else None
 
     def _messages(self) -> Facts:
-        """Read the broker's counts of dead letters and requests, which need no position."""
+        """Read the broker's counts of dead letters and requests."""
         facts: Facts = {}
         letters = {"message": self._broker.dead_letters.total()}
         counts: Mapping[str, PoolCounts] = {}
@@ -154,7 +154,7 @@ class AppFacts:
         return facts
 
     def _queues(self, leader: LeaderQueues, client: Client, layout: Layout) -> Facts:
-        """Read the backlogs of all queues, or only of unowned queues if each costs a request."""
+        """Read the backlogs of all queues, or of some unowned queues if each costs a request."""
         workers = worker_filters(client, layout)
         backlog = AppBacklog({each for each in workers.values() if each is not None})
         names = {*(leader.queue_names() or ())}
@@ -209,7 +209,7 @@ class AppFacts:
 
 
 def worker_filters(client: Client, layout: Layout) -> dict[str, QueueFilter | None]:
-    """Return the filters of the registered workers, None for a draining worker."""
+    """Return the filters of the registered workers, by name; None for a draining worker."""
     paths = [f"{layout.workers}/{name}" for name in names_below(client, layout.workers)]
     nodes = {read.path: WorkerNode.parse(read.data) for read in read_nodes(client, paths)}
     return {
@@ -220,7 +220,7 @@ def worker_filters(client: Client, layout: Layout) -> dict[str, QueueFilter | No
 
 @dataclass(slots=True)
 class AppBacklog:
-    """The messages that wait in the queues of an app."""
+    """The counts of the messages that wait in the queues of an app."""
 
     # The filters of the workers that do not drain.
     filters: Collection[QueueFilter]
@@ -229,7 +229,7 @@ class AppBacklog:
     # Position of the message that has waited longest.
     oldest: int | None = None
     asked: int = 0
-    # Queues with messages that no worker processes, by reason.
+    # Number of queues with messages that no worker processes, by reason.
     untaken: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(UNTAKEN, 0)))
 
     def without_damaged(

@@ -1,15 +1,15 @@
-"""Answer requests about a parent process and its worker processes, from any thread.
+"""Answer HTTP requests about a parent process and its worker processes, on any thread.
 
-The main loop of the parent reports its processes in each of its steps. Everything else is read for
-each request: from memory that the processes share with their parent, and from the kernel. So a hung
-or stopped process is visible from outside.
+The main loop of the parent reports its processes in each step. For each request, the monitor reads
+the kernel and the memory that the processes share with their parent. So a hung or stopped process
+is visible from outside.
 
-`MetricsPage` has the metrics of a worker process, in memory shared with its parent. The process
-writes them about once a second. The parent reads them for each request, even if the process hangs
-or has just died. Reader and writer never wait, and wake no loop.
+`MetricsPage` holds the metrics of a worker process, in memory that its parent shares. The process
+writes its metrics about once a second. The parent reads them for each request, even if the process
+hangs or has just died. Reader and writer never wait for each other.
 
 A page contains the time until which its process leads. After that time another worker may lead. The
-parent then omits the app's facts from this process, which may be frozen.
+parent then omits the app's facts of this process, because the process may be frozen.
 """
 
 from __future__ import annotations
@@ -43,26 +43,28 @@ from qdo.worker.metrics.catalog import (
 )
 from qdo.worker.shared_memory import LoopReport, make_memory
 
-# A page has two halves, which the process writes in turn. Each has the number of the write (8
-# bytes), the length and the CRC-32 of its content (4 bytes each), and JSON. A process may be killed
-# during a write, and its jobs may write anything. Then the other half is the latest valid one.
-# Room for hundreds of jobs. Memory that was never written takes no room.
+# A page has two halves, which the process writes in turn. Each half has the number of the write (8
+# bytes), the length and the CRC-32 of its content (4 bytes each), and JSON. If the process dies
+# during a write, or a job overwrites a half, the other half is still valid. Bytes of each half,
+# enough for hundreds of jobs. Memory that was never written takes no room.
 HALF_BYTES = 1 << 18
 _HEADER = struct.Struct("<QII")
-# The longest pause between two steps of the main loop while requests are served.
+# Maximum pause between two steps of the main loop, in seconds, if the parent serves requests.
 STEP_SECONDS = 1.0
-# A main loop without a step for this long does not count as supervising.
+# Seconds without a step after which the main loop does not count as supervising.
 SILENT_SECONDS = 10.0
-# An event loop stores the time four times a second, and counts as blocked after this long.
+# Seconds after which an event loop counts as blocked. A running loop stores the time four times a
+# second.
 BLOCKED_SECONDS = 1.0
-# Shortest time between two renderings of the metrics, however many clients ask.
+# Minimum seconds between two renderings of the metrics, for any number of clients.
 RENDER_SECONDS = 0.5
 
 
 class MetricsPage:
-    """The memory for the metrics of this process.
+    """The memory in which this process publishes its metrics.
 
-    :param fd: descriptor of the memory; None without a parent, when no process reads the metrics.
+    :param fd: descriptor of the memory; None without a parent, because no process reads the
+      metrics.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -70,7 +72,7 @@ class MetricsPage:
         self._number = 0
 
     def write(self, values: Any) -> None:
-        """Publish values as JSON; raise ValueError if they do not fit."""
+        """Publish values as JSON; raise ValueError if the page is too small."""
         if self._fd is None:
             return
         content = json.dumps(values).encode()
@@ -82,7 +84,7 @@ class MetricsPage:
 
 
 class ChildMetrics:
-    """The metrics of one child; any thread of the parent may read them."""
+    """The parent's access to the metrics of one child, for any thread."""
 
     def __init__(self) -> None:
         self.fd = make_memory("qdo-metrics")
@@ -90,7 +92,7 @@ class ChildMetrics:
         self._last: Any = None
 
     def read(self) -> Any:
-        """Return the latest values of the child, None before it has written any."""
+        """Return the latest values of the child; None before its first write."""
         with self._using:
             if self.fd >= 0:
                 self._last = _read(self.fd) or self._last
@@ -105,7 +107,7 @@ class ChildMetrics:
 
 
 def _read(fd: int) -> Any:
-    """Return the content of the last written half if it is valid, otherwise of the other half."""
+    """Return the content of the newest valid half of a page."""
     found = []
     for start in (0, HALF_BYTES):
         data = os.pread(fd, HALF_BYTES, start)
@@ -129,7 +131,7 @@ class HttpAnswer:
 
 
 class MonitoredChild(Protocol):
-    """A worker process; see `supervisor.child.ChildProcess`."""
+    """A worker process of the parent; see `supervisor.child.ChildProcess`."""
 
     name: str
     metrics: ChildMetrics
@@ -144,21 +146,22 @@ class MonitoredChild(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlaceView:
-    """A place for one worker process."""
+    """The state of a place for one worker process."""
 
     name: str
-    # Running, restarting (it waits for the next start) or ended.
+    # "running", "restarting" (the place waits for the next start) or "ended".
     state: str
-    # Whether the process was asked to exit.
+    # Whether the parent has asked the process to exit.
     stopping: bool
-    # The process of the place; None while there is none.
+    # The process of the place; None while no process runs.
     child: MonitoredChild | None
 
 
 class Monitor:
-    """Answers for one parent process, as a WSGI app with three fixed paths.
+    """A WSGI app that answers for one parent process at three fixed paths.
 
-    :param silent_after: how long the event loop of a process may be blocked, in seconds.
+    :param silent_after: maximum seconds for which the event loop of a healthy process may be
+      blocked.
     """
 
     def __init__(self, silent_after: float) -> None:
@@ -172,7 +175,7 @@ class Monitor:
         self._rendered: tuple[float, bytes] = (0.0, b"")
 
     def look(self, places: Sequence[PlaceView]) -> None:
-        """Record the processes; called in each step of the main loop."""
+        """Record the processes. The main loop calls this method in each step."""
         self._stepped_at = time.monotonic()
         living = {each.name: each.child for each in places if each.child is not None}
         with self._changing:
@@ -258,7 +261,7 @@ class Monitor:
                     yield f"{place.name} starts no message: the coordinator does not respond"
 
     def _collect(self) -> dict[Metric, Series]:
-        with self._changing:  # do not read here: the main loop may wait for the lock
+        with self._changing:  # do not read pages here, because the main loop may wait for the lock
             places = self._places
             living = [*self._living.values()]
             metrics = self._totals.copy()
@@ -294,7 +297,7 @@ def _published(child: MonitoredChild) -> tuple[str, dict[Metric, Series]]:
 
 
 def _blocked_seconds(child: MonitoredChild) -> float:
-    """Return how long an event loop has not run; 0 if it runs or is not watched."""
+    """Return the seconds for which an event loop is blocked; 0 if it runs or is unwatched."""
     report = child.loop()
     if report is None:
         return 0.0

@@ -1,8 +1,8 @@
-"""The duty "pools": lets a worker take requests while it is registered.
+"""The duty "pools" lets a registered worker take requests.
 
-A registration claims every pool that has a job here, with a separate lease. It writes no node, and
-any number of workers may claim the same pool. Worker names are never reused, so a worker owns its
-taken requests while its node exists; see `returner`.
+A registration claims every pool that has a job in this app. A claim of a pool writes no node, so
+any number of workers may claim the same pool. Worker names are never reused, so a worker owns the
+requests that it took while its node exists; see `returner`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ from qdo.worker.pools.subscription import MARKS_SECONDS, PoolSubscription
 
 _log = logging.getLogger(__name__)
 
-# How often a worker looks without a wake, because a sender may die before it wakes workers.
+# Maximum seconds between two looks. A sender may die before it wakes workers.
 LOOK_SECONDS = 1.0
-# Shortest time between two looks of an idle worker.
+# Minimum seconds between two looks of an idle worker.
 IDLE_SECONDS = 0.02
-# Longest random pause before a look, so that woken workers do not compete for one lock.
+# Maximum seconds of a random pause before a look, so that woken workers do not compete for one
+# lock.
 SPREAD_SECONDS = 0.002
-# After a look that took longer, the next look waits ten times as long, at most a second.
+# Duration of a look, in seconds, above which the next look waits ten times this duration, at most a
+# second.
 SLOW_SECONDS = 0.05
-# A worker forgets a pool found by a glob after this time without requests.
+# Seconds without requests after which a worker forgets a pool that it found by a glob.
 FORGET_SECONDS = 60.0
 
 
 class PoolDuty(Duty):
-    """Claims pools and wakes them.
+    """Claims pools, and wakes pools that have waiting requests.
 
     :param takes: returns whether the settings of this worker let it take a pool.
     """
@@ -90,15 +92,15 @@ class PoolDuty(Duty):
         try:
             stop_listening = self._store.listen(lambda: mailbox.post(self._woken.set))
             try:
-                while True:  # running requests may be cancelled in a drain, too
+                while True:  # also in a drain, because senders may cancel running requests
                     taken = self._taken()
                     began = clock()
                     self._woken.wait(self._step_or_warn())
-                    # Look at a busy pool again at once. Looking at an idle pool after each wake
+                    # Look again at once if a pool is busy. Looking at an idle pool after each wake
                     # would cost a statement for each request.
                     idle = 0.0 if self._taken() > taken else began + IDLE_SECONDS - clock()
                     gevent.sleep(max(0.0, idle) + random.uniform(0, SPREAD_SECONDS))
-                    # Clear after the pause: the next look answers all earlier wakes.
+                    # Clear after the pause, because the next look answers all earlier wakes.
                     self._woken.clear()
             finally:
                 stop_listening()
@@ -118,7 +120,7 @@ class PoolDuty(Duty):
     def step(self, at_once: bool = False) -> float:
         """Claim pools and take waiting requests; return the seconds until the next step.
 
-        :param at_once: look for cancellation marks even directly after the last look.
+        :param at_once: look for cancellation marks now, even directly after the last look.
         """
         member = self._current.member
         if member is not self._member:
@@ -129,14 +131,14 @@ class PoolDuty(Duty):
         due = self._look(member, at_once)
         for pool in sorted(filter(self._is_mine, (self._named | due.keys()) - self._claims.keys())):
             self._claim(member, pool)
-        # This is the result of the last look, because the next look has not begun.
+        # Use the result of the last look, because the next look has not begun.
         self.quiet = all(own.at_tip() for own, _ in self._claims.values())
         ready = []
         for pool, (own, _) in list(self._claims.items()):
             try:
                 if own.look(due.get(pool), at_once):
                     ready.append(pool)
-            except Exception as error:  # noqa: BLE001 - as above; other pools go on
+            except Exception as error:  # noqa: BLE001 - brokers raise anything; continue
                 _warn(f"requests of pool {pool}", error)
         self._forget()
         self._dispatcher.wake(ready)
@@ -145,9 +147,9 @@ class PoolDuty(Duty):
         return min(MARKS_SECONDS if busy else LOOK_SECONDS, self.due(now) - now)
 
     def _look(self, member: Member, at_once: bool) -> Mapping[str, float]:
-        """Return the due time of the next request of each pool, in one statement for all pools."""
+        """Return the due time of the next request of each pool, by one statement for all pools."""
         if not self._has_globs and len(self._named) == 1:
-            return dict.fromkeys(self._named, 0.0)  # a take would return the same
+            return dict.fromkeys(self._named, 0.0)  # with one pool, a take reveals its due time
         began = clock()
         if at_once or began >= self._look_at:
             running = [id for own, _ in self._claims.values() for id in own.running]
@@ -157,7 +159,7 @@ class PoolDuty(Duty):
         return self._found
 
     def _forget(self) -> None:
-        """Drop claims of pools that a glob found and that have long had no requests."""
+        """Drop claims of pools that were found by a glob and have had no requests for long."""
         for pool in self._claims.keys() - self._named:
             own, claim = self._claims[pool]
             if own.idle_seconds > FORGET_SECONDS:
@@ -166,7 +168,7 @@ class PoolDuty(Duty):
                 self._dispatcher.releasing(own, claim)
 
     def due(self, after: float) -> float:
-        """Return the due time of the first request after a Unix time, `inf` for never."""
+        """Return the due time of the first request after a Unix time; `inf` without a request."""
         dues = [own.next_due for own, _ in self._claims.values()]
         return min((due for due in dues if due is not None and due > after), default=inf)
 
@@ -182,7 +184,7 @@ class PoolDuty(Duty):
         one_by_one = bool(job.limits or job.per_queue_rate)
 
         def seats(seated: int) -> int:
-            """Return the free seats; with limits, only the next request waits for a permit."""
+            """Return the number of free seats; with limits, at most 1."""
             return min(lanes - seated, 1 if one_by_one else max(1, self._permits.free))
 
         number = int(member.name.rpartition("-")[2])
@@ -202,23 +204,23 @@ class PoolDuty(Duty):
         self._dispatcher.claimed(own, claim)
 
     def _lose(self) -> None:
-        """Drop the claims of a registration that is over."""
-        # A worker name is never reused: the leader puts back the requests of the old name.
+        """Drop the claims of an ended registration."""
+        # The leader returns the requests of the old worker name, which is never reused.
         claims = list(self._claims.values())
         self._claims.clear()
         for _, claim in claims:
             self._dispatcher.lost(claim)
 
     def drain(self) -> None:
-        """Take no more requests; running requests finish."""
+        """Take no more requests. Running requests finish."""
         self._draining = True
         for own, claim in list(self._claims.values()):
             claim.close()
             self._dispatcher.releasing(own, claim)
 
     def join(self, seconds: float) -> None:
-        """Wait until requests that were not started are back in their pools."""
-        for own, _ in list(self._claims.values()):  # a session may end while this waits
+        """Wait until the requests that have not started are back in their pools."""
+        for own, _ in list(self._claims.values()):  # a session may end during the wait
             own.join(seconds)
 
 

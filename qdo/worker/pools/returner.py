@@ -1,12 +1,12 @@
-"""The leader's duty "requests": puts back the requests of workers that are gone.
+"""The leader's duty "requests" puts back the requests of gone workers.
 
-The duty first reads which workers own requests. After a `sync`, it then reads which workers exist.
-A worker registers before it takes a request, so an unlisted owner is gone, and its name is never
+The duty first reads the owners of requests. After a `sync`, the duty reads the existing workers. A
+worker registers before it takes a request, so an unlisted owner is gone, and its name is never
 reused. Without the `sync`, a lagging server might not know a new worker yet.
 
-The duty looks whenever workers have come or gone since its last look. The leader's list of names
-shows this at once, except for a worker that came and went between two reads. The workers' folder
-counts all arrivals and departures, and the leader reads this count every second.
+The duty looks for gone workers after each change of the leader's list of workers. The list does not
+show a worker that came and went between two reads. So every second, the leader also reads the
+folder's count of all arrivals and departures.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from qdo.worker.duties.leading import LOOK_SECONDS, LeaderDuty
 
 _log = logging.getLogger(__name__)
 
-# How often the leader looks for owners when no worker has come or gone.
+# Maximum seconds between two looks for gone owners, even if no worker has come or gone.
 EVERY_SECONDS = 30.0
-# How often the leader asks how many workers have come and gone.
+# Seconds between two reads of the count of arrivals and departures.
 COUNT_SECONDS = 1.0
-# Maximum rounds of deletes in one look, before the leader looks for workers again.
+# Maximum rounds of deletes in one look. More rounds would delay the next look for workers.
 EXPIRY_ROUNDS = 10
 
 
 class Returner(LeaderDuty):
-    """Puts back requests of gone workers, and deletes finished requests that are old enough.
+    """Puts back requests of gone workers, and deletes expired requests.
 
-    Failed requests stay, as dead letters do.
+    Failed requests stay within the limits of dead letters.
 
-    Two leaders do no harm, because either can only put such a request back.
+    Two leaders do no harm, because each leader puts back only requests of gone workers.
     """
 
     name = "requests"
@@ -62,7 +62,7 @@ class Returner(LeaderDuty):
         self._ask_at = self._look_at = 0.0
 
     def lead(self, member: Member) -> float:
-        """Look for workers that are gone; return the seconds until the next look."""
+        """Look for requests of gone workers; return the seconds until the next step."""
         names = member.leader.worker_names()
         now = clock()
         if names == self._names and now < self._ask_at:
@@ -80,20 +80,20 @@ class Returner(LeaderDuty):
     def _look(self, client: Client, layout: Layout, fence: CheckOp) -> int:
         now = clock()
         folder = client.exists(layout.workers)
-        # Read before the look, so that a worker that goes during the look causes another look.
+        # Read the count first, so that a worker that goes during the look causes another look.
         changes = -1 if folder is None else folder.cversion
         if changes == self._changes and now < self._look_at:
             return 0
         count = self._give_back(client, layout, fence)
         more = all(self._store.expire() for _ in range(EXPIRY_ROUNDS))
         self._prune()
-        # Set only after the look, so that a failed look is repeated.
+        # Set these only after the look, so that the duty repeats a failed look.
         self._changes = changes
         self._look_at = now + (COUNT_SECONDS if more else EVERY_SECONDS)
         return count
 
     def _prune(self) -> None:
-        """Delete failed requests beyond the limits of dead letters, the oldest of a pool first."""
+        """Delete the oldest failed requests of each pool beyond the limits of dead letters."""
         settings = self._settings.now
         most = settings.dead_letter_limit
         seconds = settings.dead_letter_retention_seconds

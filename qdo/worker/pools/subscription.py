@@ -1,13 +1,13 @@
-"""The requests of one pool that a worker holds, as a subscription of its engine.
+"""Hold a worker's requests of one pool, as a subscription of its engine.
 
-For the engine a pool is a mailbox, and a taken request is a received message. Positions only number
-the takes of this worker. A worker takes requests only for free seats. All other requests wait in
-the broker, where any worker may take them.
+For the engine, a pool is a mailbox, and a taken request is a received message. Positions number the
+takes of this worker. A worker takes requests only for free seats. Other requests wait at the
+broker, and any worker may take them.
 
-The broker may store a take whose answer was lost, even after the worker has looked. So each take
-also returns requests that the broker assigns to this worker but the worker does not hold.
+The broker may store a take whose answer does not reach the worker. So each take also returns
+requests that the broker assigns to this worker but the worker does not hold.
 
-Each held request has one record, `HeldRequest`. It goes through these states:
+Each held request has one `HeldRequest`, with these states:
 
 ==========  ================================================  ==========  ========================
 state       event                                             next        told to the broker
@@ -29,9 +29,9 @@ ENDING      the end itself is refused                         ENDING      - (log
 ENDED       done, or the claim closes                         (dropped)   -
 ==========  ================================================  ==========  ========================
 
-A record leaves its seat when the engine is done with it. The worker drops the record once it has
-also `ENDED`. Until then the broker assigns the request to this worker, and each take names it as
-held.
+A request leaves its seat when the engine has finished it. The worker drops the record when the
+state is also `ENDED`. Until then the broker assigns the request to this worker, and each take names
+the request as held.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ from qdo.worker.engine.slot import Row
 
 _log = logging.getLogger(__name__)
 
-# How often a worker checks whether its running requests were cancelled.
+# Seconds between two checks for cancellations of running requests.
 MARKS_SECONDS = 0.2
-# One of this many requests that a worker takes is the oldest, whatever its priority. So more urgent
-# requests cannot delay it forever.
+# One of this many taken requests is the oldest, of any priority. So more urgent requests cannot
+# delay a request forever.
 PASSES = 10
 
 
 class HeldState(enum.Enum):
-    """State of a held request; see the table of the module."""
+    """The state of a held request; see the table in the module's docstring."""
 
     TAKEN = "taken"
     CANCELLED = "its job is being interrupted"
@@ -81,14 +81,14 @@ class HeldState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """A request of this worker, from its take until its end is stored and its seat is free."""
+    """A request of this worker, from its take until the broker has stored its end."""
 
     position: int
     request: TakenRequest
-    # The request as a row for the engine; None once the engine is done with it.
+    # The request as a row for the engine; None after the engine has finished the request.
     row: Row | None
     state: HeldState = HeldState.TAKEN
-    # The reason for the cancellation.
+    # The reason for the cancellation; "" if the request is not cancelled.
     reason: str = ""
 
     @property
@@ -97,7 +97,7 @@ class HeldRequest:
 
 
 class _Unrecorded:
-    """Receives the reports of a claim that is not recorded in a node."""
+    """Ignores the reports of a claim without a node."""
 
     def progress(self, claim: Claim) -> None:
         pass
@@ -110,17 +110,19 @@ class _Unrecorded:
 
 
 class PoolSubscription(_Unrecorded, Subscription):
-    """A pool's requests that one registration of a worker holds, and the sink of its claim.
+    """The requests of a pool that one registration of a worker holds.
 
     :ivar name: the name of the registration.
-    :ivar idle_seconds: how long the pool and this subscription have had no requests.
-    :ivar taken: number of requests taken so far, which is the position of the last one.
-    :ivar next_due: Unix time in seconds at which the next request is due, None if unknown.
-    :param seats: returns how many requests may be taken in addition to the seated ones.
-    :param wake: called when a seat is free.
-    :param now: returns the Unix time in seconds.
-    :param turn: where the worker starts to count takes. The number differs between workers. So
-        workers that end after a few requests also take the oldest requests.
+    :ivar idle_seconds: seconds for which neither the pool nor this subscription has had requests.
+    :ivar taken: number of requests taken so far, which is also the position of the last taken
+      request.
+    :ivar next_due: Unix time at which the next request is due; None if unknown.
+    :param seats: returns the number of free seats for a given number of seated requests.
+    :param wake: called when a seat becomes free.
+    :param now: returns the Unix time.
+    :param turn: initial value of the count that selects the oldest requests; see `PASSES`. The
+      values of workers differ. So even workers that take only a few requests sometimes take the
+      oldest request.
     """
 
     def __init__(
@@ -160,9 +162,9 @@ class PoolSubscription(_Unrecorded, Subscription):
     def subscribe(
         self, queue: str, after: int, unconfirmed: Sequence[str], on_lost: Callable[[int], None]
     ) -> PoolSubscription:
-        """Return itself.
+        """Return this object.
 
-        :param on_lost: called with the position of a request that must end.
+        :param on_lost: called with the position of a running request that must end.
         """
         self._interrupt = on_lost
         return self
@@ -199,7 +201,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         if held is not None and held.row is not None:
             held.row = None
             if held.state is HeldState.TAKEN:
-                # As with a queue, a middleware that skips the job ends the message.
+                # A middleware has skipped the job. As in a queue, the message is done.
                 self._spawn(held, self._end, "done", None)
             self._leave(held)
 
@@ -208,13 +210,13 @@ class PoolSubscription(_Unrecorded, Subscription):
 
     @property
     def running(self) -> list[str]:
-        """Return the ids of held requests, including those whose end is not or cannot be stored."""
-        # A request that is missing here would run again.
+        """The ids of held requests whose end the broker has not stored."""
+        # The broker would return a missing request again, and the request would run twice.
         return [held.id for held in self._held.values() if held.state is not HeldState.ENDED]
 
     def close(self) -> None:
-        """Begin to put back the requests that were not started; see `join`."""
-        # Set first: a take that is waiting for its answer must put back the requests it gets.
+        """Begin to put back the requests that have not started; see `join`."""
+        # Set this first, because a take in progress must then put back its requests.
         self._closed = True
         for held in list(self._held.values()):
             if held.row is not None:
@@ -224,7 +226,7 @@ class PoolSubscription(_Unrecorded, Subscription):
                 self._leave(held)
 
     def join(self, seconds: float) -> None:
-        """Wait until the broker has stored the work of `close`, at most for the given time."""
+        """Wait until the broker has stored the work of `close`, for at most `seconds`."""
         gevent.joinall(self._storing, timeout=seconds)
         gevent.killall(self._storing)
 
@@ -234,7 +236,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         return [held.row for held in self._held.values() if held.row is not None]
 
     def _rows(self, after: int, limit: int) -> Sequence[Row]:
-        """Return the seated requests after a position, or take more."""
+        """Return the seated requests after a position, or take more requests."""
         seated = self._seated()
         rows = [row for row in seated if row[0] > after][:limit]
         if rows or self._dry or not self.may_start():
@@ -243,10 +245,10 @@ class PoolSubscription(_Unrecorded, Subscription):
         return self._take(seats) if seats > 0 else []
 
     def look(self, due: float | None, at_once: bool = False) -> bool:
-        """Check, not too often, for cancelled running requests and for requests of lost answers.
+        """Check for requests to take, and from time to time for cancelled running requests.
 
-        :param due: the due time of the pool's next request, None without requests.
-        :return: whether a request may be taken now or has a seat.
+        :param due: the due time of the pool's next request; None without requests.
+        :return: whether the worker may take a request now, or a request has a seat.
         """
         if due is not None or self._held:
             self._used_at = clock()
@@ -256,20 +258,20 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._dry = True
         else:
             self.poll_now()
-        # A take for no seats returns only cancellation marks, and requests of lost answers.
+        # A take for 0 seats returns only cancellation marks, and requests of lost answers.
         if self._seated() and (at_once or clock() >= self._look_at):
             self._take(0)
         return not self._dry or bool(self._seated())
 
     def _take(self, seats: int) -> list[Row]:
-        # One take at a time: a second take would not name the requests of the first, and the broker
-        # would return them to both.
+        # One take at a time. A second take would not name the requests of the first, and the broker
+        # would return these requests to both.
         with self._taking:
-            # Every tenth take by this number returns the oldest request.
+            # Take the oldest request for every tenth value of this number.
             turn = self._turn + self.taken
             oldest = (turn + seats) // PASSES - turn // PASSES
-            # Set before the take, which waits for the broker. A look during the take may find a
-            # request that the take has missed, and then requests another take.
+            # Set this before the take, which waits for the broker. A look during the take may find
+            # a request that the take has missed, and then clears the flag.
             self._dry = self._dry or seats > 0
             try:
                 taken = self._store.take(self.name, self._pool, seats, self.running, oldest)
@@ -279,11 +281,11 @@ class PoolSubscription(_Unrecorded, Subscription):
             self._look_at = clock() + MARKS_SECONDS
             if seats:
                 self.next_due = due = taken.next_due
-                # Because of large bodies, the take may have left due requests.
+                # The take may have left due requests, because of large bodies.
                 if len(taken.requests) == seats or (due is not None and due <= self._now()):
                     self.poll_now()
             rows = [row for request in taken.requests for row in self._received(request)]
-        # A marked request may have ended during the take.
+        # Collect the held requests now, because a marked request may have ended during the take.
         by_id = {held.id: held for held in self._held.values()}
         for id, mark in taken.marks.items():
             answer = decoded_headers(mark) or {}
@@ -292,15 +294,15 @@ class PoolSubscription(_Unrecorded, Subscription):
         return rows
 
     def _received(self, request: TakenRequest) -> list[Row]:
-        """Hold a request; return its row if it may run."""
+        """Hold a taken request; return its row, or no row if the request must not run."""
         self.taken += 1
         held = self._held[self.taken] = HeldRequest(self.taken, request, None)
         try:
             row = self._row(held)
-        except Exception as error:  # noqa: BLE001 - another program wrote it
+        except Exception as error:  # noqa: BLE001 - other programs write rows
             self._spawn(held, self._end, "failed", f"its row is damaged: {describe(error)}")
             return []
-        if self._closed:  # closed before the answer arrived
+        if self._closed:  # the claim closed during the take
             self._spawn(held, self._put_back_as_taken)
             return []
         held.row = row
@@ -326,25 +328,26 @@ class PoolSubscription(_Unrecorded, Subscription):
         _log.info(
             "%s, pool %s: request %s is cancelled: %s", self.name, self._pool, held.id, reason
         )
-        # Set before the job is interrupted: the engine calls `is_held` when the job has ended.
+        # Set the reason before the interruption, because the engine calls `is_held` when the job
+        # has ended.
         held.reason = reason
         if held.position in self.in_flight():
             held.state = HeldState.CANCELLED
             self._interrupt(held.position)
-        else:  # its lane may wait a long time
+        else:  # do not wait for its lane
             self._spawn(held, self._end, "cancelled", reason)
         self._wake()
 
     # --- telling the broker ---
 
     def put_back(self, position: int, failed: int, seconds: float, error: str | None) -> None:
-        """Let a request wait again; return once the broker has stored that."""
+        """Return a request to its pool; return once the broker has stored the change."""
         held = self._held[position]
         held.state = HeldState.ENDING
         self._put_back(held, failed, seconds, error)
 
     def finish(self, position: int, outcome: str, error: str, failed: int | None = None) -> None:
-        """Record an outcome other than "done"; return once the broker has stored it.
+        """Record an outcome other than "done"; return once the broker has stored the outcome.
 
         :param failed: see `RequestStore.end`.
         """
@@ -397,7 +400,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         return f"request {held.id} of pool {self._pool}"
 
     def _leave(self, held: HeldRequest) -> None:
-        """Take the next step of a record that has left its seat, and wake the pool."""
+        """If a request has left its seat, end or drop its record; wake the pool."""
         if held.row is None:
             if held.state is HeldState.CANCELLED:
                 self._spawn(held, self._end, "cancelled", held.reason)
@@ -406,7 +409,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         self._wake()
 
     def _spawn(self, held: HeldRequest, store: Callable[..., None], *args: Any) -> None:
-        """Store the end of a request in a separate greenlet."""
+        """Run `store`, which ends or puts back a request, in a separate greenlet."""
         held.state = HeldState.ENDING
         self._storing = [greenlet for greenlet in self._storing if not greenlet.ready()]
         self._storing.append(gevent.spawn(store, held, *args))

@@ -1,20 +1,20 @@
-"""Keep the sessions of processes whose event loop a job blocks, and act in their place.
+"""Keep the sessions of processes with a blocked event loop, and perform their actions.
 
 A blocked loop sends no heartbeats, so its session would end after the session timeout. All queues
 of the process would move to other workers, and the job would block the next worker. So the parent
 keeps the session alive (`SessionKeeper`). Until the job returns, its process starts no message, and
 no other process takes its queues. When the job has blocked the loop for longer than its limit, the
-process is killed. An attempt is counted for its message only, and all other queues continue in
-other processes.
+parent kills the process. The parent counts an attempt only for the message of this job, and all
+other queues continue in other processes.
 
 A loop that runs only briefly between blocking jobs may not send heartbeats, either. So the parent
-keeps the session of a blocked loop once the last contact with the coordinator is half a session
-timeout old. How long the current job has blocked does not matter.
+keeps the session of a blocked loop if the last contact with the coordinator is half a session
+timeout old, even if the current job has just begun to block.
 
-A stopped process (SIGSTOP) does not count as blocked: its session ends, and its queues move.
+A stopped process (SIGSTOP) does not count as blocked. Its session ends, and its queues move.
 
-The parent also performs the actions that operators request of such a worker, which cannot read the
-requests itself.
+The parent also performs the actions that operators request from a blocked worker, because the
+worker cannot read the requests.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from qdo.worker.shared_memory import LoopReport
 from qdo.worker.supervisor.child import ChildProcess, begun
 from qdo.worker.supervisor.sessions import SessionKeeper
 
-# How often the thread checks whether the loop is still blocked.
+# Seconds between a thread's checks whether the loop is still blocked.
 LOOK_SECONDS = 0.05
-# Pause before another connection attempt when the coordinator did not answer.
+# Pause before another connection attempt if the coordinator did not respond, in seconds.
 RETRY_SECONDS = 0.5
-# How long begun actions may take after the loop runs again.
+# Maximum seconds that begun actions may take after the loop runs again.
 LONGEST_SECONDS = 10.0
-# Share of the session timeout, since the last contact with the coordinator, after which the session
-# of a blocked process is kept alive.
+# Share of the session timeout, since the last contact with the coordinator, after which the parent
+# keeps the session of a blocked process alive.
 KEEP_AFTER = 0.5
 # Share of the session timeout after which a loop that has not run counts as blocked.
 BLOCKED_AFTER = 0.1
@@ -58,10 +58,10 @@ _log = logging.getLogger(__name__)
 
 
 class BlockedActions(threading.Thread):
-    """Acts for one worker until its loop runs again, in parallel to the parent's other work."""
+    """Performs the actions of one blocked worker on a separate thread until its loop runs again."""
 
-    # This thread runs the machine of actions as a second actor, over its own connection: see
-    # `qdo.fleet.action_machine`. A parent whose workers are not blocked has no connection.
+    # This thread runs the action machine as a second actor, over its own connection; see
+    # `qdo.fleet.action_machine`. A parent without a blocked worker has no connection.
 
     def __init__(
         self, child: ChildProcess, report: LoopReport, wake_up: Callable[[], None]
@@ -150,12 +150,12 @@ class BlockedActions(threading.Thread):
     def _pass_on(self, action: str, text: str, args: Values, finish: Finish) -> Result:
         state = self._state()
         self._child.asked.append(action)
-        self._wake_up()  # the loop of the parent, which looks at `asked`
+        self._wake_up()  # the loop of the parent then reads `asked`
         return Result(f"{text} once the job returns: {state}")
 
 
 def registered_name(client: Client, layout: Layout, session: int) -> str | None:
-    """Return the name of the worker that is registered in a session, None if there is none."""
+    """Return the name of the worker that a session has registered; None without a worker."""
     workers = read_children(client, [layout.workers]).get(layout.workers, [])
     for node in read_nodes(client, [layout.worker(name) for name in workers]):
         if node.session == session:
@@ -167,9 +167,9 @@ def registered_name(client: Client, layout: Layout, session: int) -> str | None:
 class _Watched:
     """The state of a child at the last look."""
 
-    # Clock time before which the loop could not run, because a process was stopped.
+    # Clock time until which the process was stopped, so that its loop could not run.
     running_since: float = 0.0
-    # The beats since which the parent keeps the child's session, and answers operators for it.
+    # The beats for which the parent has begun to keep the child's session, and to answer operators.
     kept_since: float = 0.0
     served_since: float = 0.0
 
@@ -177,8 +177,8 @@ class _Watched:
 class BlockedLoops:
     """Watches the event loops of the children of one parent.
 
-    :ivar next_at: time of the next look, on `time.monotonic`.
-    :param wake_up: wakes the loop of the parent, from any thread.
+    :ivar next_at: time of the next look by `time.monotonic`.
+    :param wake_up: wakes the loop of the parent. Any thread may call it.
     """
 
     def __init__(self, session_timeout_seconds: float, wake_up: Callable[[], None]) -> None:
@@ -190,11 +190,11 @@ class BlockedLoops:
         self._watched: dict[ChildProcess, _Watched] = {}
 
     def look(self, children: Collection[ChildProcess]) -> Iterator[tuple[ChildProcess, str]]:
-        """Keep the sessions of blocked children alive; yield each child to kill, and the reason."""
+        """Keep the sessions of blocked children alive; yield each child to kill and the reason."""
         if time.monotonic() < self.next_at:
             return
         now = clock()
-        # An app may set a shorter timeout in code, and the coordinator may grant a shorter one.
+        # The app in its code, or the coordinator, may set a shorter timeout than the settings.
         granted = [child.sessions[-1].timeout_seconds for child in children if child.registered]
         pause = min(granted, default=self._timeout) / LOOKS
         self.next_at = time.monotonic() + pause
@@ -209,7 +209,7 @@ class BlockedLoops:
                 yield child, reason
 
     def _look_at(self, child: ChildProcess, now: float) -> str:
-        """Keep the session of a child with a blocked loop; return any reason to kill the child."""
+        """Keep the session of a child if its loop is blocked; return a reason to kill, or ""."""
         report = child.loop() if child.registered else None
         if report is None or child.blamed is not None:
             self._release(child)
@@ -236,7 +236,7 @@ class BlockedLoops:
         return ""
 
     def _keep(self, child: ChildProcess, report: LoopReport, blocked: float) -> bool:
-        """Start a keeper; return False if the system cannot start a thread."""
+        """Start a keeper of the child's session; return False if no thread can start."""
         name = f"{child.name} (pid {child.pid})"
         note = {
             "state": "blocked",
@@ -274,6 +274,6 @@ def _job(report: LoopReport) -> str:
 
 
 def _is_blocked(child: ChildProcess, report: LoopReport) -> bool:
-    """Return whether the child's loop has not run since a report."""
+    """Return whether the child's loop has not run after a report."""
     seen = child.loop()
     return seen is not None and seen.beat == report.beat

@@ -1,10 +1,9 @@
-"""A worker process from its parent's view: start, reports, exit, and the end of its group.
+"""Start a worker process from its parent, receive its reports, and reap its group.
 
-`Reaper` reaps dead processes, and closes their sessions once their groups and job processes are
-dead. The order of the steps makes this safe. The process group is killed while its dead leader
-still holds the group id. Then the leader is reaped. Only when every other member of the group and
-the processes of its jobs are gone, its coordinator sessions are closed
-(`qdo.worker.supervisor.sessions`).
+`Reaper` reaps dead processes and closes their sessions, in an order that makes the close safe. It
+kills the process group while the dead leader still holds the group id, and then reaps the leader.
+After all other members of the group and all job processes have died, `Reaper` closes the
+coordinator sessions (`qdo.worker.supervisor.sessions`).
 """
 
 from __future__ import annotations
@@ -41,32 +40,33 @@ from qdo.worker.stacks import StackDumps
 from qdo.worker.supervisor.sessions import Session, SessionCloser, SessionKeeper
 
 CHILD_ARGV = module_argv("qdo.worker.main")
-# Environment variable with the input of the child, as JSON. Settings may hold secrets, and every
-# user of the machine can read a command line.
+# Environment variable with the input of the child, as JSON. Settings may contain secrets, and every
+# user of the machine can read command lines.
 CHILD_VARIABLE = "QDO_CHILD"
-# Maximum deaths of one place that its next process reports.
+# Maximum number of deaths that the next process of a place reports.
 MOST_DEATHS = 20
-# Process id, Unix time and description of a process's end.
+# Process id, Unix time and description of the end of a process.
 Death: TypeAlias = tuple[int, float, str]
-# Maximum length of a report. The longest report contains the names of the app's files.
+# Maximum bytes of a report. The longest report contains the names of the app's files.
 REPORT_BYTES = 4 << 20
 
 _log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """A running worker process, leader of its own process group and session.
+    """A worker process, which leads its own process group and session.
 
     :ivar sessions: the open coordinator sessions that the child reported.
-    :ivar settings: the settings in force, including those in the app's code. None before the child
-        reports them.
+    :ivar settings: the settings in force, including settings in the app's code; None until the
+      child reports them.
     :ivar files: the app's source files that the child reported; only with the setting `reload`.
-    :ivar asked: operators' actions that the child passed on for the parent to perform.
+    :ivar asked: operators' actions that the child has passed on to the parent.
     :ivar in_flight: after `reap`, the messages in flight at the child's death.
-    :ivar blamed: the event loop state for which the parent kills the child, otherwise None.
-    :ivar receipts: descriptor of the shared store of its receipt handles at the broker. The
-        owner of the reaped child closes it.
-    :param left: receipt store descriptors of dead processes, whose messages this process releases.
+    :ivar blamed: the state of the event loop if the parent kills the child for blocking it;
+      otherwise None.
+    :ivar receipts: descriptor of the store of receipt handles. The code that reaps the child must
+      close it.
+    :param left: descriptors of dead processes' receipt stores. The child releases their messages.
     :param restarted: whether a process ran in this place before.
     """
 
@@ -89,7 +89,7 @@ class ChildProcess:
         self.asked: list[str] = []
         self._given = settings
         self._received = b""
-        # With a socket pair, the child reads the end of the stream when the parent has died.
+        # With a socket pair, the child reads the end of the stream after the death of the parent.
         self.pipe, far_end = socket.socketpair()
         self.pipe.setblocking(False)
         self._table = shared_memory.make_memory()
@@ -140,23 +140,24 @@ class ChildProcess:
         return bool(self.sessions)
 
     def terminate(self) -> None:
-        """Ask the process to stop, through its socket and with SIGTERM; see `ParentLink`."""
+        """Ask the process to stop, over its socket and by SIGTERM; see `ParentLink`."""
         with contextlib.suppress(OSError):
             self.pipe.send(STOP_REQUEST)
         os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the whole process group; only before `reap`."""
+        """Kill the whole process group. Call this only before `reap`."""
         os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Reap the dead process, read its last reports; return its exit code (negative: signal)."""
-        # Only the parent's main loop may reap. Before that the kernel cannot reuse the pid and
-        # group id, so a signal never reaches an unrelated process. So the group is killed first.
+        """Reap the dead process, and read its last reports; return the exit code or -signal."""
+        # Only the parent's main loop may reap. Kill the group before reaping, because until then
+        # the kernel cannot reuse the pid and group id. So the signal never reaches an unrelated
+        # process.
         if self.keeper is not None:
             self.keeper.stop()
         self.kill()
-        # The child's job processes and their descendants end by themselves: see the keeper. Since
+        # The child's job processes and their descendants end by themselves, see the keeper. After
         # the child's death, their keepers are children of this process.
         self._keepers = children(os.getpid(), NAME) if LINUX else []
         self.dumps.close()
@@ -164,8 +165,9 @@ class ChildProcess:
         self.receive()
         self.pipe.close()
         self.metrics.close()
-        # If the parent killed the child because a message blocked its loop, blame only that
-        # message. If the loop ran again before the signal arrived, the guilty message is unknown.
+        # If the parent killed the child because a message blocked its loop, count an attempt only
+        # for that message. If the loop ran again before the signal arrived, the guilty message is
+        # unknown.
         guilty = self.blamed.entry if self.blamed is not None and self.blamed == self.loop() else 0
         self.in_flight = shared_memory.read_in_flight(self._table, guilty)
         with self._reading:
@@ -174,12 +176,12 @@ class ChildProcess:
         return code
 
     def loop(self) -> LoopReport | None:
-        """Return the state of the child's event loop, None if it is not watched. For any thread."""
+        """Return the state of the child's event loop; None if it is unwatched. Thread-safe."""
         with self._reading:
             return None if self._table < 0 else read_loop(self._table)
 
     def is_stopped(self) -> bool:
-        """Return whether the process is stopped by a signal or a debugger (Linux)."""
+        """Return whether a signal or a debugger has stopped the process (Linux)."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 return file.read().rpartition(b") ")[2][:1] in b"Tt"
@@ -187,15 +189,15 @@ class ChildProcess:
             return False
 
     def group_gone(self) -> bool:
-        """Return whether the child's group and its jobs' processes are dead. Call after `reap`."""
-        # The parent adopts orphans (`adopt_orphans`). So every former member of the group is a
-        # child of the parent, and is gone once the parent has reaped it.
+        """Return whether the group and the job processes are dead. Call this after `reap`."""
+        # The parent adopts orphans (`adopt_orphans`). So every living member of the group is a
+        # child of the parent, until the parent reaps the member.
         groups = [(os.P_PGID, self.pid), *((os.P_PID, pid) for pid in self._keepers)]
         return not any(_has_children(*group) for group in groups)
 
     def receive(self) -> bool:
         """Read the child's reports; return False after the child has closed its end."""
-        # Read a limited number of bytes, because a child may write faster than the parent reads.
+        # Limit the number of bytes, because a child may write faster than the parent reads.
         for _ in range(REPORT_BYTES >> 16):
             try:
                 data = self.pipe.recv(1 << 16)
@@ -266,7 +268,7 @@ class ChildProcess:
 
 
 def next_ended() -> int | None:
-    """Return the pid of a dead child, without reaping it; None if there is none."""
+    """Return the pid of a dead child without reaping the child; None without a dead child."""
     try:
         state = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -284,7 +286,7 @@ def _has_children(kind: int, number: int) -> bool:
 
 @dataclass(slots=True)
 class _DyingProcess:
-    """A reaped child whose process group may still have living members."""
+    """A reaped child whose group may still have living members."""
 
     child: ChildProcess
     give_up_at: float
@@ -293,11 +295,11 @@ class _DyingProcess:
 
 
 class Reaper:
-    """The dead children of one parent.
+    """Reaps the children of one parent, and closes their sessions.
 
-    :ivar left: descriptors of the receipt stores of dead children, for the next child to release.
-        The code that takes a descriptor closes it.
-    :param wakeup: called from another thread when sessions are closed.
+    :ivar left: descriptors of the receipt stores of dead children. The next child releases their
+      messages. The code that takes a descriptor must close it.
+    :param wakeup: called on another thread after a closer has ended.
     """
 
     def __init__(self, settings: Settings, wakeup: Callable[[], None]) -> None:
@@ -310,21 +312,21 @@ class Reaper:
 
     @property
     def busy(self) -> bool:
-        """Return whether a group may have living members or a session is being closed."""
+        """Whether a group may have living members, or a thread is closing sessions."""
         return bool(self._dying or self._closers)
 
     @property
     def next_at(self) -> float | None:
-        """Return the time of the next `step` that needs no signal; None for never."""
+        """The time of the next `step` without a signal; None for never."""
         return min((dying.give_up_at for dying in self._dying), default=None)
 
     def reap(self, child: ChildProcess, *, stopping: bool) -> int:
-        """Reap a dead child; return its exit code. `stopping`: whether it was asked to exit."""
+        """Reap a dead child; return its exit code. `stopping` means a requested exit."""
         code = child.reap()
         how = _how(child, code)
         if child.registered:
             give_up_at = time.monotonic() + self.settings.session_timeout_seconds
-            # A requested death does not count as an attempt, unless a message blocked the loop.
+            # After a requested exit, count no attempts, unless a message blocked the loop.
             in_flight = [] if stopping and child.blamed is None else child.in_flight
             reason = f"{child.name} (pid {child.pid}) {how}"
             self._dying.append(_DyingProcess(child, give_up_at, in_flight, reason))
@@ -339,7 +341,7 @@ class Reaper:
         return code
 
     def deaths(self, name: str) -> Sequence[Death]:
-        """Return the unexpected deaths of a place's processes, oldest first."""
+        """Return the unexpected deaths of a place's processes, with the oldest first."""
         return tuple(self._deaths.get(name, ()))
 
     def step(self) -> None:
@@ -382,7 +384,7 @@ class Reaper:
 
 
 def begun(thread: threading.Thread) -> bool:
-    """Start a thread of the parent; return False if the system has none. The next look retries."""
+    """Start a thread of the parent; return False if the system has no thread left."""
     try:
         thread.start()
     except RuntimeError as error:

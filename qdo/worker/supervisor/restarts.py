@@ -1,6 +1,6 @@
-"""Decides, without I/O, which worker processes a parent runs, and how it reacts to exits.
+"""Decide, without I/O, which worker processes a parent runs and how it reacts to exits.
 
-There is one place per worker process. Events come in as method calls, with the time as an
+A parent has one place for each worker process. Each event is a method call with the time as an
 argument. The methods return a list of actions.
 
 =========  =====================================================  =======================
@@ -21,8 +21,8 @@ running    with `watching`: its worker cannot start               waiting (for `
 waiting    `reload`                                               running
 =========  =====================================================  =======================
 
-The first stop signal drains the workers, the second aborts their jobs, the third kills them. A
-worker that does not exit in time is killed, and its death is logged.
+The first stop signal drains the workers, the second aborts their jobs, and the third kills the
+workers. The parent kills a worker that does not exit within its time limit, and logs its death.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from qdo.backoff import Backoff
 
 # Exit codes for faults that a restart would not fix: usage, unreachable, denied, not found.
 CANNOT_START = frozenset({2, 3, 5, 6})
-# Exit codes of a worker that did not start, for faults that a change of its app may fix.
+# Exit codes of a worker that did not start for faults that a change of its app may fix.
 FIXABLE = frozenset({1, 2})
 NEVER = float("inf")
-# Delays before restarts. The first is short: one `kill -9` costs almost no time.
+# Delays before restarts. The first delay is short, so a single SIGKILL costs almost no time.
 RESTART_BACKOFF = Backoff(0.1, 30.0, jitter=0.0)
-# The backoff of a worker that ran this long starts again at its first delay.
+# Seconds of running after which the backoff of a worker starts again at its first delay.
 RAN_WELL_SECONDS = 30.0
-# Time a draining worker may take beyond its own limit: to abort unfinished jobs, to tear down its
+# Seconds that a draining worker may take beyond its own limit, to abort jobs, to tear down its
 # context, and to close its session with a slow coordinator.
 DRAIN_MARGIN_SECONDS = 10.0
-# Time that an aborting worker may take beyond its own limit.
+# Seconds that a worker may take to exit after the second stop signal.
 ABORT_SECONDS = 10.0
-# Exit code that the parent assumes for a worker that died of a signal.
+# The code in `exit_code` for a worker that died of a signal.
 KILLED_CODE = 1
 
 
 class Phase(enum.Enum):
-    """State of a place."""
+    """The state of a place."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -60,7 +60,7 @@ class Phase(enum.Enum):
 
 
 class StopLevel(enum.IntEnum):
-    """How urgently the workers must stop."""
+    """The urgency of a requested stop of the workers."""
 
     NO = 0
     DRAIN = 1
@@ -77,14 +77,14 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Send SIGTERM to the process of a place: the first signal drains, the second aborts."""
+    """Send SIGTERM to the process of a place. The first signal drains, the second aborts."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill the process group of a place; `reason` is for the log."""
+    """Kill the process group of a place, and log the `reason`."""
 
     place: int
     reason: str
@@ -92,7 +92,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Log that the process of a place restarts in `after_seconds`, when `Spawn` follows."""
+    """Log that the process of a place restarts in `after_seconds`. `Spawn` follows then."""
 
     place: int
     after_seconds: float
@@ -100,7 +100,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Log that all workers stop because the worker of a place cannot start."""
+    """Log that all workers stop, because the worker of a place cannot start."""
 
     place: int
     code: int
@@ -108,7 +108,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class WaitForReload:
-    """Log that the worker of a place cannot start, and waits until its files change."""
+    """Log that the worker of a place cannot start before the app's files change."""
 
     place: int
 
@@ -118,37 +118,38 @@ Action = Spawn | Terminate | Kill | Restart | GiveUp | WaitForReload
 
 @dataclass(slots=True)
 class ProcessPlace:
-    """A place for one process at a time."""
+    """A place, which has one process at a time."""
 
     phase: Phase = Phase.ENDED
     started_at: float = 0.0
     due_at: float = 0.0
-    # Number of consecutive failures; 0 after a worker ran well.
+    # Number of consecutive failures; 0 after a worker has run well.
     failures: int = 0
-    # Whether the process has a coordinator session now.
+    # Whether the process now has a coordinator session.
     registered: bool = False
-    # Whether the process has, or had, a coordinator session.
+    # Whether the process has or had a coordinator session.
     was_registered: bool = False
-    # Whether any process of this place has, or had, a coordinator session.
+    # Whether any process of this place has or had a coordinator session.
     ever_registered: bool = False
     code: int = 0
-    # When the parent kills a process that drains for its replacement; None if it need not drain.
+    # The time at which the parent kills the process if a drain for a reload, a restart or a
+    # retirement does not end; None without such a drain.
     kill_at: float | None = None
-    # Whether no process may start here before a reload.
+    # Whether the place stays empty until a reload.
     retired: bool = False
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The places of one parent."""
+    """The places of one parent, and the decisions about them."""
 
-    # Number of worker processes to start with.
+    # Initial number of worker processes.
     size: int
-    # How long a worker may take to drain and to close its broker.
+    # Maximum seconds for a worker to drain and to close its broker.
     drain_seconds: float
-    # Whether a worker that cannot start waits for `reload` if its app may be the reason.
+    # Whether a worker that cannot start waits for `reload` if its app may be the cause.
     watching: bool = False
-    # Do not restart a worker that exits before it registers, even if it ran before.
+    # Whether all workers stop if a worker fails before it registers.
     burst: bool = False
     stop: StopLevel = StopLevel.NO
     places: list[ProcessPlace] = field(default_factory=list)
@@ -174,7 +175,7 @@ class RestartPolicy:
         entry.ever_registered = entry.ever_registered or open_session
 
     def exited(self, place: int, code: int, now: float) -> list[Action]:
-        """Decide what to do after the exit of a process; `code` is negative for a signal."""
+        """Return the actions after the exit of a process; `code` is negative for a signal."""
         entry = self.places[place]
         entry.code = self._rate(entry, code)
         if self.stop or entry.retired or (code == 0 and entry.kill_at is None):
@@ -201,7 +202,7 @@ class RestartPolicy:
         return [Restart(place, delay)]
 
     def reload(self, now: float) -> list[Action]:
-        """Replace every worker: running workers drain first, all others start at once."""
+        """Replace every worker. Running workers drain first, and the others start at once."""
         if self.stop:
             return []
         actions: list[Action] = []
@@ -217,12 +218,12 @@ class RestartPolicy:
         return actions
 
     def restart(self, place: int, now: float) -> list[Action]:
-        """Drain and replace the worker of a place, even a retired worker."""
+        """Drain the worker of a place and start a replacement, even for a retired worker."""
         self.places[place].retired = False
         return self._drain_one(place, now)
 
     def retire(self, place: int, now: float) -> list[Action]:
-        """Drain the worker of a place, and start no replacement before a reload."""
+        """Drain the worker of a place, without a replacement before a reload."""
         self.places[place].retired = True
         return self._drain_one(place, now)
 
@@ -235,11 +236,11 @@ class RestartPolicy:
         return [Terminate(place)]
 
     def is_stopping(self, place: int) -> bool:
-        """Return whether the process of a place was asked to exit."""
+        """Return whether the parent has asked the process of a place to exit."""
         return self.stop is not StopLevel.NO or self.places[place].kill_at is not None
 
     def drain(self, now: float, code: int | None = None) -> list[Action]:
-        """Drain every worker, once; `code` is the exit code if the parent itself cannot run."""
+        """Drain every worker once; `code` is the exit code if the parent itself cannot run."""
         if self.stop:
             return []
         self._start_failure = code if self._start_failure is None else self._start_failure
@@ -252,7 +253,7 @@ class RestartPolicy:
         return [Terminate(place) for place in self._running() if self.places[place].kill_at is None]
 
     def stop_signal(self, now: float) -> list[Action]:
-        """Stop the workers, each time more urgently: drain, abort, kill."""
+        """Raise the urgency of the stop by one step: drain, abort, kill."""
         if self.stop is StopLevel.NO:
             return self.drain(now)
         if self.stop is StopLevel.DRAIN:
@@ -264,7 +265,7 @@ class RestartPolicy:
         return self._kill_all("third stop signal")
 
     def tick(self, now: float) -> list[Action]:
-        """Return the actions that are due: restarts, and kills of workers that hang."""
+        """Return the due restarts, and the kills of workers that hang."""
         actions: list[Action] = [
             self._spawn(place, now)
             for place, entry in enumerate(self.places)
@@ -282,7 +283,7 @@ class RestartPolicy:
 
     @property
     def next_at(self) -> float | None:
-        """Return the time of the next `tick`, None if nothing is scheduled."""
+        """The time of the next `tick`; None if no action is planned."""
         times = [entry.due_at for entry in self.places if entry.phase is Phase.WAITING]
         kills = [self.places[place].kill_at for place in self._running()]
         times += [kill_at for kill_at in kills if kill_at is not None]
@@ -293,12 +294,12 @@ class RestartPolicy:
 
     @property
     def done(self) -> bool:
-        """Return whether every place has ended for good."""
+        """Whether every place has ended."""
         return all(entry.phase is Phase.ENDED for entry in self.places)
 
     @property
     def exit_code(self) -> int:
-        """Return the code of the worker that could not start, otherwise the highest last code."""
+        """The code of the worker that could not start, otherwise the highest last code."""
         if self._start_failure is not None:
             return self._start_failure
         return max((entry.code for entry in self.places), default=0)
@@ -312,14 +313,14 @@ class RestartPolicy:
         return Spawn(place)
 
     def _cannot_start(self, entry: ProcessPlace, code: int) -> bool:
-        # Restart a worker that a signal ended, such as the kernel's signal when memory is short.
+        # Restart a worker that died of a signal, for example when memory is short.
         if self.burst and code > 0 and not entry.was_registered:
             return True
-        # If another process could start, an outage stopped this one.
+        # If any process could start earlier, the fault is an outage, so restart the worker.
         return code in CANNOT_START and not any(each.ever_registered for each in self.places)
 
     def _rate(self, entry: ProcessPlace, code: int) -> int:
-        # SIGTERM kills a process that has not set its handlers yet. Such a process owns no queue.
+        # SIGTERM kills a process that has not set its handlers yet, and that owns no queue.
         if code == -signal.SIGTERM and self.stop and not entry.registered:
             return 0
         return code if code >= 0 else KILLED_CODE

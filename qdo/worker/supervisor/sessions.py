@@ -1,11 +1,10 @@
-"""Keep the coordinator session of a blocked process, and close the sessions of a dead one.
+"""Keep the coordinator session of a blocked process, and close the sessions of a dead process.
 
 `SessionCloser` ends the session of a dead process. About 10 ms later its worker node is gone and
-its queues are free. Otherwise this would take a session timeout. This is safe only if the process
-and its whole group are known to be dead: closing the session of a live worker would make two
-owners.
+its queues are free, instead of after a session timeout. The close is safe only if the process and
+its whole group are dead. Closing the session of a live worker would give its queues two owners.
 
-`SessionKeeper` keeps the session of a process alive while its event loop is blocked and cannot send
+`SessionKeeper` keeps the session of a process alive while its blocked event loop cannot send
 heartbeats.
 """
 
@@ -36,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """All data needed to close a worker's coordinator session."""
+    """The data for closing a worker's coordinator session."""
 
     # Address of the coordinator.
     url: str
     id: int
     password: bytes
-    # Znode of the app, "" if unknown.
+    # Znode of the app; "" if unknown.
     root: str = ""
-    # The timeout that the coordinator granted; 0 if unknown.
+    # The timeout that the coordinator granted, in seconds; 0 if unknown.
     timeout_seconds: float = 0.0
-    # How to connect to the coordinator.
+    # The credentials for connections to the coordinator.
     access: Access = field(default=ANYBODY, compare=False)
 
     def __repr__(self) -> str:
@@ -54,13 +53,13 @@ class Session:
 
 
 class SessionCloser(threading.Thread):
-    """Closes the sessions of one dead process, in parallel to the parent's other work.
+    """Closes the sessions of one dead process on a separate thread.
 
-    It retries until the session would have timed out anyway.
+    The thread retries until the session would have timed out anyway.
 
-    :ivar finished: whether no work is left; `ended` is called when this becomes True.
-    :param in_flight: messages whose attempt ended with the process, for the given `reason`.
-    :param after: another thread that attaches to the sessions; the closer waits for its end.
+    :ivar finished: whether the thread has no work left. The thread then calls `ended`.
+    :param in_flight: messages whose attempts died with the process, for the given `reason`.
+    :param after: another thread that may attach to the sessions. The closer waits for its end.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class SessionCloser(threading.Thread):
             deadline = time.monotonic() + self._timeout
             if self._after is not None:
                 self._after.join(self._timeout)
-            # Close the newest first: earlier ones have probably expired.
+            # Close the newest session first, because earlier sessions have probably expired.
             for session in reversed(self._sessions):
                 self._close(session, deadline)
         finally:
@@ -128,8 +127,8 @@ class SessionCloser(threading.Thread):
         )
 
     def _count(self, session: Session, client: Client) -> None:
-        """Count the attempts that ended with the process. A failure does not stop the closing."""
-        # Count before the close: after it, the queues have other owners.
+        """Record the attempts that died with the process. A failure does not stop the closing."""
+        # Count before the close, because the queues have other owners after the close.
         if not self._in_flight or not session.root:
             return
         try:
@@ -143,7 +142,7 @@ class SessionCloser(threading.Thread):
                 describe(error),
             )
             return
-        # Count each attempt once, even if the close is repeated, or for the next session.
+        # Count each attempt only once, also if the thread retries or closes another session.
         self._in_flight = tuple(each for each in self._in_flight if each not in counted)
         if counted:
             _log.warning(
@@ -154,7 +153,7 @@ class SessionCloser(threading.Thread):
 
 
 def prepare_closing(url: str) -> None:
-    """Import the client for a coordinator early, because a close must not take longer."""
+    """Import the client for a coordinator early, because an import would delay a close."""
     connect(url)
 
 
@@ -164,10 +163,11 @@ def close_session(
     patience_seconds: float,
     before: Callable[[Session, Client], None] = lambda session, client: None,
 ) -> None:
-    """Attach to a dead process's session and close it, which deletes its ephemeral nodes.
+    """Close a dead process's session, which deletes its ephemeral nodes.
 
-    :param before: called before the close. If the session has ended, the client has a new session.
-    :raises UnreachableError: the coordinator did not respond within `patience_seconds`.
+    :param before: called before the close. If the session has already ended, the client has a new
+      session.
+    :raises UnreachableError: the coordinator does not respond within `patience_seconds`.
     """
     client = _attached(session, session_timeout_seconds, patience_seconds)
     try:
@@ -189,7 +189,7 @@ def _attached(session: Session, timeout_seconds: float, patience_seconds: float)
 
 
 class SessionKeeper(threading.Thread):
-    """Keeps one session alive while a loop is blocked, in parallel to the parent's other work.
+    """Keeps one session alive on a separate thread while a loop is blocked.
 
     :ivar kept_at: clock time at which the keeper last attached to the session.
     """
@@ -210,7 +210,7 @@ class SessionKeeper(threading.Thread):
         self.kept_at = 0.0
 
     def stop(self) -> None:
-        """Ask the thread to end; until its end, the thread may attach to the session."""
+        """Ask the thread to end. Until its end, the thread may still attach to the session."""
         self._stopping.set()
 
     def run(self) -> None:
@@ -239,22 +239,22 @@ class SessionKeeper(threading.Thread):
             self._stopping.wait(pause)
 
 
-# Each call restores the session's full timeout. It disconnects the client of the process, which
-# connects again once its loop runs. No lease becomes longer, because only the process itself renews
-# its lease, when the coordinator answers.
+# Each call restores the session's full timeout. The call disconnects the client of the process, and
+# the client reconnects once its loop runs. The call does not renew a lease, because only the
+# process itself renews its lease when the coordinator responds.
 def keep_session(session: Session, note: Mapping[str, Any]) -> bool:
-    """Attach to a session and detach again; return whether the session still exists.
+    """Attach to a session and detach; return whether the session still exists.
 
-    :param note: keys for the component node of the worker.
+    :param note: keys to add to the component node of the worker.
     """
     client = _attached(session, session.timeout_seconds, session.timeout_seconds / 3)
     if client.client_id is None or client.client_id[0] != session.id:
-        client.stop()  # ends the new session that the client got instead
+        client.stop()  # end the new session that the client got instead
         client.close()
         return False
     try:
         if session.root:
-            # Without the right to write the note, only the note is missing: the session stays open.
+            # Without the right to write the note, omit the note, and still keep the session.
             with contextlib.suppress(NodeRefusedError):
                 note_in_component(client, Layout(session.root), note)
     finally:

@@ -1,10 +1,10 @@
-"""The parent process: starts, restarts, stops and reaps worker processes.
+"""Start, restart, stop and reap worker processes in the parent process.
 
-It is a plain single-threaded loop without gevent. It never imports the app, so a fault of the app
-cannot stop the parent. Settings in the app's code, such as `processes`, apply when the first child
-reports them. The parent sleeps until a signal, a child's report or a due time.
-`qdo.worker.supervisor.restarts` decides what to do, `qdo.worker.supervisor.child` reaps. With the
-setting `http`, a second thread serves HTTP on a separate gevent event loop.
+The parent is a single-threaded loop without gevent. The parent never imports the app, so a fault of
+the app cannot stop the parent. Settings in the app's code, such as `processes`, apply when the
+first child reports them. The parent sleeps until a signal, a child's report or a due time.
+`qdo.worker.supervisor.restarts` decides the actions, and `qdo.worker.supervisor.child` reaps. With
+the setting `http`, a second thread serves HTTP on a separate gevent event loop.
 
 =============  ==================================================================
 signal         meaning
@@ -15,8 +15,8 @@ SIGHUP         drain, however often it arrives: a closed terminal sends it twice
 SIGCHLD        look which child has exited
 =============  ==================================================================
 
-When the parent is killed, each child notices that its pipe has closed. The child then drains; this
-is intended.
+After a SIGKILL of the parent, each child notices that its pipe has closed. The child then drains,
+as intended.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 HTTP_CONNECTIONS = 64
-# How often the parent checks files. It reports a change once no file has changed for this long,
-# because an editor or a checkout writes many files.
+# Seconds between two checks of files. The parent reports a change only after a check without
+# further changes, because an editor or a checkout writes many files.
 POLL_SECONDS = 0.3
-# How long the parent waits for sessions to close after the third stop signal.
+# Seconds for which the parent waits for sessions to close after the third stop signal.
 LAST_SECONDS = 1.0
 _STATES = {Phase.RUNNING: "running", Phase.WAITING: "restarting", Phase.ENDED: "ended"}
 _STOPPING = {
@@ -79,16 +79,16 @@ _Mark = tuple[int, int, int]
 
 
 class HttpService:
-    """The HTTP server of a parent, with its pages; it does nothing without an address."""
+    """The HTTP server of a parent; without an address in the settings, it does nothing."""
 
     def __init__(self) -> None:
         self._server: WebServer | None = None
         self._monitor: Monitor | None = None
 
     def listen(self, settings: Settings) -> None:
-        """Serve at the address in the settings, unless this process already serves at one.
+        """Serve at the address in the settings, unless this process already serves.
 
-        :raises SettingsError: the server cannot listen there, or a library is missing.
+        :raises SettingsError: the server cannot listen at the address, or a library is missing.
         """
         if not settings.http or self._server is not None:
             return
@@ -113,7 +113,7 @@ class HttpService:
 
     @property
     def next_at(self) -> float | None:
-        """Return the time of the next `look`, on `time.monotonic`; None for never."""
+        """The time of the next `look` by `time.monotonic`; None for never."""
         return None if self._monitor is None else time.monotonic() + STEP_SECONDS
 
     def look(self, policy: RestartPolicy, children: Mapping[int, MonitoredChild]) -> None:
@@ -140,20 +140,20 @@ def process_name(place: int) -> str:
 
 
 class SourceWatcher:
-    """Polls the source files that the app's workers report; for the setting `reload`."""
+    """Polls the source files that the app's workers report, with the setting `reload`."""
 
     def __init__(self) -> None:
         self._marks: dict[str, _Mark | None] = {}
         self._changed: set[str] = set()
 
     def add(self, paths: Iterable[str]) -> None:
-        """Watch additional files. A missing file counts as changed once it exists."""
+        """Watch additional files. A missing file counts as changed when it appears."""
         for path in paths:
             if path not in self._marks:
                 self._marks[path] = _mark(path)
 
     def look(self) -> list[str]:
-        """Return the changed files once they have stopped changing."""
+        """Return the changed files after a look without further changes."""
         now = {path: _mark(path) for path in self._marks}
         fresh = {path for path, mark in now.items() if mark != self._marks[path]}
         self._marks = now
@@ -166,7 +166,7 @@ class SourceWatcher:
 
 
 def _mark(path: str) -> _Mark | None:
-    """Return a value that differs after a file is written or replaced; None without a file."""
+    """Return a value that changes with each write or replacement of a file; None without a file."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -184,11 +184,12 @@ def supervise(
     """Run `settings.processes` worker processes until they end; return the exit code.
 
     Call this function on the main thread of a process without other children, then exit with the
-    code. Later stop signals are ignored.
+    code. The process ignores stop signals afterwards.
 
-    :param target: the app as ``MODULE:APP``; None: the job named in the settings.
-    :param argv: the command of a child, for tests; `child` is its class.
-    :returns: the code of a child that could not start, otherwise the highest last code of a child.
+    :param target: the app as ``MODULE:APP``; None for the job that the settings name.
+    :param argv: the command of a child; for tests, as is its class `child`.
+    :returns: the code of a child that could not start, otherwise the highest last code of all
+      children.
     :raises SettingsError: the parent cannot serve HTTP at the address in the settings.
     """
     logs.set_up(settings.logging)
@@ -234,7 +235,7 @@ class _Parent:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle signals within the block, and ignore stop signals after it."""
+        """Handle signals within the block, and ignore stop signals after the block."""
         handlers = {
             signal.SIGTERM: self._on_stop_signal,
             signal.SIGINT: self._on_stop_signal,
@@ -248,7 +249,8 @@ class _Parent:
         try:
             yield
         finally:
-            # With the default handler, a late signal would replace the exit code of this process.
+            # Ignore late signals, because the default handler would change the exit code of this
+            # process.
             for number in handlers:
                 ignored = number is not signal.SIGCHLD
                 signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -264,22 +266,22 @@ class _Parent:
         self._hung_up = True
 
     def _on_child(self, number: int, frame: FrameType | None) -> None:
-        """Do nothing: with a handler, the signal wakes up the loop."""
+        """Do nothing. The signal wakes the loop because it has a handler."""
 
     def _wake_up(self) -> None:
-        # If the pipe is full, the loop is about to wake up. If it is closed, the loop has ended.
+        # If the pipe is full, the loop is about to wake. If the pipe is closed, the loop has ended.
         with contextlib.suppress(OSError):
             self._wakeup_end.send(b"\0")
 
     def run(self) -> int:
-        """Run until all places have ended and the sessions of all dead children are closed."""
+        """Run until all places have ended and all sessions of dead children are closed."""
         self._do(self._policy.start(time.monotonic()))
         while not self._is_finished():
             self.step()
         return self._policy.exit_code
 
     def step(self) -> None:
-        """Sleep until something happens, and handle it."""
+        """Sleep until the next event, and handle the event."""
         self.http.look(self._policy, self._children)
         for key, _ in self._selector.select(self._timeout()):
             if key.data is None:
@@ -326,7 +328,7 @@ class _Parent:
                 self._leave_at = time.monotonic() + LAST_SECONDS
 
     def _reload(self) -> None:
-        """Replace the workers if files of the app have changed."""
+        """Replace the workers if source files of the app have changed."""
         now = time.monotonic()
         if self._watcher is None or now < self._look_at:
             return
@@ -345,7 +347,7 @@ class _Parent:
         self._update(place, child)
 
     def _use(self, settings: Settings) -> None:
-        """Apply the settings in force. Children get the original settings and import the app."""
+        """Apply the settings that a child reports. Children still get the original settings."""
         before = self._in_force
         self._in_force = self._reaper.settings = settings
         if settings.logging != before.logging:
@@ -368,7 +370,7 @@ class _Parent:
             self._watcher.add(child.files)
 
     def _act_for(self, children: Iterable[tuple[int, ChildProcess]]) -> None:
-        """Perform actions on workers that operators requested."""
+        """Perform the actions on workers that operators requested."""
         for place, child in [*children]:
             while child.asked:
                 action = child.asked.pop(0)
@@ -390,7 +392,7 @@ class _Parent:
 
     def _reap(self, place: int) -> None:
         child = self._children.pop(place)
-        with contextlib.suppress(KeyError):  # the child closed its end before it died
+        with contextlib.suppress(KeyError):  # the child had closed its end before its death
             self._selector.unregister(child.pipe)
         code = self._reaper.reap(child, stopping=self._policy.is_stopping(place))
         self._update(place, child)
@@ -421,12 +423,12 @@ class _Parent:
                     )
 
     def _kill(self, child: ChildProcess, reason: str) -> None:
-        child.kill()  # before logging: a handler of a log_config may block
+        child.kill()  # kill before logging, because a handler of a log_config may block
         _log.warning("killing %s (pid %d): %s", child.name, child.pid, reason)
 
     def _spawn(self, place: int) -> None:
         receipts = self._reaper.left
-        # After a reload the app may be a new version, so check it as at the first start.
+        # After a reload the app may be a new version, so the worker must check its jobs again.
         restarted = self._policy.places[place].ever_registered and self._watcher is None
         try:
             name = process_name(place)
