@@ -157,8 +157,7 @@ class Fetcher:
                 slot.reader = subscription.reader(claim.done)
         start = self._clock()
         ahead = slot.ahead
-        # Clear before the wait for the batch, because `_arrived` must not count its bodies a second
-        # time.
+        # Clear before `get`, because `_arrived` must not count the bodies a second time.
         slot.ahead = None
         batch: Sequence[Row] = () if ahead is None else ahead.get()
         if not batch:
