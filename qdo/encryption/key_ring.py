@@ -183,7 +183,7 @@ def new_key(purpose: Purpose) -> Key:
 
 
 def retired(keys: Sequence[Key], id: str, delete: bool) -> list[Key]:
-    """Return the keys without the key `id`, or with this key at the end, where it is not in use.
+    """Move the key `id` to the end, where no process uses it to encrypt or sign, or delete it.
 
     :raises NotFoundError: no key has this id.
     :raises UsageError: the key's purpose would have no other key.
@@ -234,7 +234,7 @@ class KeyRing:
         return any(key.purpose == purpose for key in self._keys)
 
     def find(self, purpose: Purpose, id: str) -> Key | None:
-        """Return the key with this id, or None; check the file for changes if it is unknown."""
+        """Return the key with this id, or None; reload a changed file if the key is unknown."""
         self._follow()
         key = self._by_id.get((purpose, id))
         if key is None:

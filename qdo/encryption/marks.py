@@ -1,9 +1,9 @@
-"""Prove ids of messages with signing keys (HMAC-SHA256), and open stored messages.
+"""Prove message ids with signing keys (HMAC-SHA256), and decrypt stored messages.
 
-A retried dead letter and a message from an outbox have their id in a header. A foreign sender on
-the network could copy the id of another message. A worker would then consider the other message
-done. With a signing key, a worker accepts an id only with a valid mark. The mark covers the
-message's place (see `qdo.encryption.bodies`), id and stored body.
+A retried dead letter and a message from an outbox have their id in a header. A foreign sender could
+copy the id of another message, and a worker would then skip the other message as done. With a
+signing key, a worker accepts an id only with a valid mark. The mark covers the message's place (see
+`qdo.encryption.bodies`), id and stored body.
 """
 
 from __future__ import annotations

@@ -64,11 +64,11 @@ class ProcessContext:
     """The environment of a worker process; the defaults are for a worker without a parent."""
 
     # The app as MODULE:APP, for the processes of jobs with the executor "process". "" means that
-    # qdo built the app around the job named in the settings; None, that the origin is unknown.
+    # the settings name a job instead of an app. None means an unknown origin.
     target: str | None = None
-    # Shared table of the messages in flight. The parent reads it after a crash.
+    # Shared table of the messages in flight, which the parent reads after a crash.
     in_flight: InFlightTable = field(default_factory=lambda: InFlightTable(1))
-    # Shared store of receipt handles held at the broker. The parent reads it after a crash.
+    # Shared store of receipt handles, which the parent reads after a crash.
     receipts: SharedReceiptStore | None = None
     metrics: MetricsPage = field(default_factory=MetricsPage)
     # Queue and receipt handle of each message that dead processes held. The worker releases these
@@ -80,8 +80,8 @@ class ProcessContext:
     deaths: tuple[tuple[int, float, str], ...] = ()
     # Requests the action with a given name from the parent; None without a parent.
     ask_parent: Callable[[str], None] | None = None
-    # Called with the exit code when the process must exit at once. A native thread calls it at the
-    # third stop signal, and the worker at its end if jobs in threads are still running.
+    # Called with the exit code when the process must exit at once. The callers are a native thread,
+    # at the third stop signal, and the worker, at its end, if jobs in threads are still running.
     exit: Callable[[int], None] | None = None
 
 
@@ -227,7 +227,7 @@ class WorkerBuilder:
     ) -> PoolDuty | None:
         if not any(job.pool for job in self.app.jobs):
             return None
-        # Import late: most apps have no pools, and their workers should not load these modules.
+        # Import late, so that the workers of apps without pools do not load these modules.
         from qdo.worker.pools.duty import PoolDuty
 
         return PoolDuty(
@@ -301,7 +301,7 @@ class WorkerBuilder:
                 self.app,
             )
         if self.app.outboxes:
-            # Import late: this imports SQLAlchemy, which not every app has.
+            # Import late, because the module needs SQLAlchemy, which not every app has.
             from qdo.worker.duties.outbox_relay import Relay
 
             yield Relay(self.app.outboxes, broker, self.current)

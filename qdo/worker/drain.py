@@ -19,7 +19,7 @@ from qdo.worker.engine.dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
-# Seconds for which the drain waits for aborted jobs to end and for the queues to be released.
+# Maximum seconds that the drain waits for the ends of aborted jobs and the releases of queues.
 ABORT_SECONDS = 3.0
 NAMES_SHOWN = 20
 
@@ -143,8 +143,8 @@ class Drain:
 class StopSignals:
     """The reason and the urgency of a worker's stop.
 
-    :ivar signals: number of stop signals: the first drains, the second aborts running jobs, the
-      third exits.
+    :ivar signals: number of stop signals. The first drains, the second aborts jobs, and the third
+      exits.
     :ivar finished: whether the worker has reached a limit, or, with `burst`, the end of all queues.
     :ivar dead_thread: name of a dead native thread that the worker needs.
     :ivar wakeup: wakes the main greenlet; set at each signal and by other parts.

@@ -6,8 +6,8 @@ null.
 
 gevent patches the process before any other import, especially the import of the app.
 
-At the first SIGTERM or SIGINT, the worker drains. At the second, it aborts running jobs and
-releases its queues. At the third, it exits.
+At the first SIGTERM or SIGINT, the worker drains. At the second, the worker aborts running jobs and
+releases its queues. At the third, the worker exits.
 
 When the parent dies, the worker drains and exits. Without a parent, no process would restart the
 worker or close its session after a SIGKILL. The init system, which watches the parent, starts

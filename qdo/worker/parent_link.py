@@ -151,9 +151,9 @@ def isolate() -> None:
 
 
 # A fork copies all greenlets and their event loop. If code in the copy waited through gevent, for
-# example in a library's fork handler, these greenlets would resume. They would run messages a
-# second time, and take events of the shared epoll descriptor from the worker. So the copy begins
-# with a new event loop, which knows only the greenlet that forked.
+# example in a library's fork handler, these greenlets would resume. The resumed greenlets would run
+# messages a second time, and take events of the shared epoll descriptor from the worker. So the
+# copy begins with a new event loop, which knows only the greenlet that forked.
 def _begin_anew() -> None:
     current: Any = gevent.getcurrent()
     hubs: Any = gevent.hub

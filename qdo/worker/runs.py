@@ -67,7 +67,7 @@ class Runs:
     """Records the run times of messages, and logs long runs."""
 
     # A turn does not read the clock for each message. A message has run at least since the first
-    # look that saw it, and at most since the previous look or the start of its turn.
+    # look that saw the message. It began after the previous look and after the start of its turn.
     def __init__(self, in_flight: Callable[[], Sequence[Slot]]) -> None:
         self._in_flight = in_flight
         self._since: dict[_Key, float] = {}

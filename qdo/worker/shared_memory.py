@@ -33,20 +33,20 @@ ENTRY_BYTES = 1024
 _CHUNK_BYTES = ENTRY_BYTES << 10
 
 # The first entry of the in-flight table contains the state of the event loop. The byte order is
-# little-endian, as on all supported machines. After 8 unused bytes follow five numbers of 8 bytes:
-# the time of the last beat (0: the loop is unwatched), the time of the last contact with the
-# coordinator, the limit, the index of the entry in flight that blocks the loop (0: unknown), and
-# the beat at which the watchdog found this entry. Then follow 2 bytes of length and a description.
-# Times are in nanoseconds. Each number is stored and read atomically, so the parent never sees a
-# part of a number.
+# little-endian, as on all supported machines. After 8 unused bytes follow five numbers of 8 bytes.
+# The first is the time of the last beat (0: the loop is unwatched). The second is the time of the
+# last contact with the coordinator. The third is the limit. The fourth is the index of the entry in
+# flight that blocks the loop (0: unknown). The fifth is the beat at which the watchdog found this
+# entry. Then follow 2 bytes of length and a description. Times are in nanoseconds. Each number is
+# stored and read atomically, so the parent never sees a part of a number.
 _BEAT, _CONTACT, _LIMIT, _ENTRY, _FOUND_AT = range(1, 6)
 _NUMBERS = struct.Struct("<8x5qH")
 _LENGTH_AT = _NUMBERS.size - 2
 _TEXT_BYTES = 900
 _NANOSECONDS = 1_000_000_000
 
-# Every other entry contains the position of the message in flight (8 bytes, 0 without a message),
-# the lengths of two names (2 bytes each), and the names of queue and worker.
+# Every other entry begins with the position of the message in flight (8 bytes, 0 without a
+# message). Then follow the lengths (2 bytes each) of the names of queue and worker, and the names.
 _WORDS = ENTRY_BYTES // 8
 # The format of a position. Storing "l" takes 28 ns, and storing "q" or "Q" 70 to 100 ns (CPython
 # 3.11).

@@ -12,10 +12,10 @@ stopped    session closed, no queue is owned                               -
 A lost session does not change the state. The process tries to register again as a new worker,
 without a time limit. Until then the process starts no message, because all its claims are gone.
 
-The comments of this module number the five steps of the start and the six steps of the shutdown,
-and give the reasons for their order. The log also numbers the steps of the shutdown. With ``burst``
-the worker drains by itself once all messages are processed, see `duties.burst`. `building` makes
-the parts.
+Comments in this module number the five steps of the start and the six steps of the shutdown, with
+the reasons for their order. The log also numbers the steps of the shutdown. With ``burst`` the
+worker drains by itself once all messages are processed, see `duties.burst`. `building` makes the
+parts.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Worker:
             except UnreachableError as error:
                 attempt += 1
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spread the pauses
-                lasts = isinstance(error, DatabaseError)  # retrying cannot help
+                lasts = isinstance(error, DatabaseError)  # a bad file or a newer schema
                 if lasts or clock() + pause > deadline:
                     raise
                 _log.warning("cannot open the broker: %s; retrying in %.1f s", error, pause)

@@ -25,8 +25,8 @@ from qdo.worker.engine.slot import Slot, SlotState
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks for idle queues without a watch. A notification before the watch is not
-# lost, because the count of the doorbell reveals it.
+# Seconds between two looks for idle queues without a watch. The count of a doorbell reveals
+# notifications before the watch.
 LOOK_SECONDS = 1.0
 # Maximum number of watches to request in one step. More requests would delay checkpoints.
 AT_ONCE = 1000
@@ -217,7 +217,8 @@ class DoorbellListener(Duty):
         self._slots = slots
         self._current = current if current is not None else CurrentMember()
         self._member: Member | None = None
-        # Queues with a watch, which ends with a notification; and all queues that ever had a watch.
+        # The queues with a watch, and the queues that ever had a watch. A notification ends a
+        # watch.
         self._watched: set[str] = set()
         self._asked: set[str] = set()
 

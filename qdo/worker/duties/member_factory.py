@@ -60,7 +60,7 @@ class MemberFactory:
 
     :ivar connect_seconds: time limit of one attempt to connect or to register.
     :param on_session: called with the id, password and timeout of every session before its first
-      write, and with None after the worker has closed the session.
+      write. Called with None after the worker has closed the session.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MemberFactory:
     ) -> Member:
         """Return an unregistered member with a new session.
 
-        :raises UnreachableError: the coordinator does not respond in time.
+        :raises UnreachableError: the coordinator does not respond within `connect_seconds`.
         :raises UsageError: the workers of the app use another broker file.
         :raises NodeRefusedError: the account lacks a right that workers need.
         :raises OpenTreeError: accounts without a role can change the nodes.

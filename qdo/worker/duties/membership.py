@@ -169,7 +169,7 @@ class MembershipLoop(Duty):
             try:
                 self._register(events)
                 return events
-            except (UnreachableError, NodeRefusedError, UsageError) as error:  # retry
+            except (UnreachableError, NodeRefusedError, UsageError) as error:  # retry even these
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spread the pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)
                 gevent.sleep(pause)

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 PARENTS_SECONDS = 1.0
 # Number of nodes that the leader rereads after each list, to find changes by operators.
 REREAD_PER_LIST = 5000
-# Number of nodes to parse before other greenlets run. Parsing these takes about 10 ms.
+# Number of nodes to parse before other greenlets run. Parsing takes about 10 ms.
 READ_AT_ONCE = 1000
 # Maximum number of queues to retire, restore or mark as finished in one step. Steps must be short.
 CHANGED_AT_ONCE = 100
@@ -150,14 +150,14 @@ class QueueInventory:
         return sorted((wanted & self.nodes) - self.finished)
 
     def take_ready(self) -> list[str]:
-        """Return the waiting queues whose parents are all over; these no longer wait."""
+        """Return the waiting queues whose parents are all over, and end their wait."""
         ready = [name for name, parents in self._waiting.items() if all(map(self.over, parents))]
         for name in ready:
             del self._waiting[name]
         return sorted(ready)
 
     def to_mark_finished(self) -> list[str]:
-        """Return the finished queues to mark as such, because all their children have nodes."""
+        """Return the finished queues whose children all have nodes; the leader marks them."""
         over = self.finished - self.deleted
         if not over:
             return []
@@ -256,7 +256,7 @@ class QueueReconciler:
     def _find_reopened(self, names: Sequence[str]) -> None:
         """Find finished queues that exist again under the same name; log new findings."""
         inventory = self._inventory
-        # This is correct because the leader read the finished queues before it requested the list.
+        # The leader read the finished queues before it requested this list.
         reopened = {
             name
             for name in names
@@ -510,7 +510,7 @@ class Discovery(Duty):
             return None
 
     def _fitting(self, names: list[str], count: int) -> list[str]:
-        """Return the new queues that fit into `max_queues` beside `count` existing nodes."""
+        """Return the new queues that get a node; the `count` existing nodes use up `max_queues`."""
         if self._broker.max_queues is None:
             return names
         room = max(0, self._broker.max_queues - count)

@@ -9,7 +9,7 @@ between sending and recording   its successor sends again; the broker recognizes
 ==============================  ===================================================================
 
 The same applies if two workers act at once, for instance when a frozen leader resumes. The node's
-version and the leader's fence let only one of them record.
+version and the leader's fence let only one worker record.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class TimerSender(LeaderDuty):
         changed: dict[str, TimerNode],
         failed: dict[str, Exception | None],
     ) -> Exception | None:
-        """Send occurrences; keep in `changed` only the nodes to write; return the error, if any."""
+        """Send occurrences; drop nodes of unsent ones from `changed`; return the error, if any."""
         sent = send_each(
             sorted(due, key=lambda each: each[1].at),
             partial(send_occurrences, self._app),

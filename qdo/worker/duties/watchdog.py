@@ -142,7 +142,7 @@ class LoopWatchdog:
     :ivar beat: clock time at which the loop last ran.
     :param contact: returns the time at which the coordinator last answered.
     :param tick: called on the native thread at every check.
-    :param exit: exits the process at once; None only reports a blocked loop.
+    :param exit: exits the process at once. With None, the watchdog only reports a blocked loop.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class LoopWatchdog:
         self._session_timeout = session_timeout_seconds
         self._limit = min(LIMIT_SECONDS, session_timeout_seconds / 10)
         self._state = state
-        # The longest limit holds for an unknown job: a job that lets no other thread run stays
+        # The longest limit applies to unknown jobs. A job that lets no other thread run stays
         # unknown.
         self._longest = max(
             block_limit(seconds, session_timeout_seconds) for seconds in (None, *timeouts)

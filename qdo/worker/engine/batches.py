@@ -1,4 +1,4 @@
-"""Turns of a queue whose job takes many messages at once: ``@app.job(batch=500)``.
+"""Run turns of a queue whose job takes many messages at once, ``@app.job(batch=500)``.
 
 The end of a call decides about its messages:
 
@@ -191,7 +191,7 @@ class Batches:
     def _decode(
         self, turn: Turn, rows: list[Row], attempt: int
     ) -> tuple[Batch, BaseException | None]:
-        """Return the messages up to and including the first undecodable one, and its error."""
+        """Return the messages through the first undecodable message, and its error."""
         if self._engine.decoder.opener is not None:
             return self._decode_each(turn, rows, attempt)
         queue = turn.slot.queue

@@ -34,7 +34,7 @@ FAILURES = 20
 LINES = 5
 PAUSE = Backoff(0.5, 10.0)
 OPEN_SECONDS = 900.0
-# Seconds between checks of a waiting queue or key whether the pause has ended.
+# Seconds between two checks of a waiting queue or key for the end of the pause.
 LOOK_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Breaker:
     """The circuit breaker of one job in one worker process.
 
-    :ivar paused: whether the breaker is open. Attempts do not count while it is open.
+    :ivar paused: whether the breaker is open. Attempts do not count while the breaker is open.
     :ivar why: the error that paused the job.
     """
 

@@ -51,7 +51,7 @@ class Cancellations:
         if slot.pending_dead_letter is not None:
             raise CannotCancelError("a dead letter of the queue is being stored")
         outcomes = self._decide(slot, claim, list(positions))
-        # This also records earlier cancellations whose record is outstanding.
+        # `record` also records earlier cancellations that are not yet recorded.
         recorded = member.record(claim, RECORD_SECONDS)
         # The claim may have ended while `record` waited for the coordinator.
         if not recorded or slot.claim is not claim or claim.over:

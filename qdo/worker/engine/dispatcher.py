@@ -25,9 +25,9 @@ still     its queue is paused in the whole fleet                        ready (t
 gone      released or lost; the slot is not used again                  -
 ========  ============================================================  ===================
 
-A claim that ends while its queue is running closes immediately, but the slot stays in the state
-"running" until the message in flight has ended. Only then does the dispatcher report the end
-(`finished`) and begin a newer claim of the same queue.
+A claim that ends while its queue is running closes immediately, but its slot stays "running" until
+the message in flight has ended. Only then does the dispatcher report the end (`finished`) and begin
+a newer claim of the same queue.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class Dispatcher:
 
     def lane_turns_changed(self, change: int) -> None:
         """Count a turn that begins to wait for lanes (1) or has ended (-1)."""
-        # A turn with lanes may take long, so another queue runs a turn in its place.
+        # A turn with lanes may take a long time, so another queue runs a turn in its place.
         self._in_lanes += change
         if self._ready:
             self._add_runner()

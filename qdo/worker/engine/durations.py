@@ -12,8 +12,8 @@ if one of the last 230 turns had a similar message (1.01 ** 230 is 10). If the e
 each slow message would raise an alarm when fewer than a tenth are slow.
 
 The estimate never rises above the duration at which the log names a message. In a queue of short
-messages, the log names the first hung message after 10 s. It names the next hung message after at
-most 100 s, even if the first message hung for an hour.
+messages, the log names the first hung message after 10 s. The log names the next hung message after
+at most 100 s, even if the first message hung for an hour.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENOUGH = 20
 FADING = 0.01
 
 
-# A pace covers this time to twice this time, or less at the beginning.
+# A pace covers at least these seconds, except at the beginning, and at most twice as many.
 PACE_SECONDS = 60.0
 
 

@@ -179,7 +179,7 @@ def _never_started(message: Message, context: Any) -> None:
     raise NotStarted
 
 
-# Stands for the job of a queue whose messages must wait.
+# The job of queues whose messages must wait.
 NO_JOB = BoundJob("", _never_started, every_message=False, order="queue", lanes=1)
 
 

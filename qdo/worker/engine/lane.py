@@ -441,7 +441,7 @@ class LaneProgress:
             if position not in self._cancelled:
                 return True
             self.done(position)
-        # The message is over, and so is its recorded failure.
+        # Drop the recorded failure of a message that has ended.
         self._not_received.pop(self._positions.identity(position), None)
         self._changed = True
         return False

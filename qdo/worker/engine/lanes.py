@@ -18,7 +18,7 @@ blocked    its first message waits for an operator                    (a new cla
 The turn of a queue with lanes lasts while any lane runs. The turn reads ahead, starts lanes while
 permits are free, and waits for a lane to end. The turn has at most `WINDOW` pending messages and
 `HELD_BYTES` of bodies in memory. If the messages of one key fill the window, the queue waits until
-that key makes progress. Until then, a key does not hold up other keys.
+that key makes progress. With fewer messages, a key does not hold up other keys.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from qdo.worker.engine.slot import UNREADABLE, Row, Rows, Slot, TurnResult, end_
 from qdo.worker.engine.subscriptions import advance_to_end, refresher
 from qdo.worker.executors.base import AttemptEnded, JobAborted, MessageExpired
 
-# Maximum number of pending messages of one queue. The turn has read a pending message, and the
-# message is not done.
+# Maximum number of pending messages of one queue. A turn has read these messages, and they are not
+# done.
 WINDOW = 10_000
 # Maximum bytes of one queue's pending messages. A few large messages must not fill the memory.
 HELD_BYTES = 32 << 20
@@ -437,7 +437,7 @@ class LaneTurns:
         self.note_expired = outcomes.note_expired
 
     def report_to(self, turns_changed: Callable[[int], None]) -> None:
-        """Set the function to call with 1 when a turn begins to wait for lanes; -1 at its end."""
+        """Set the function that gets 1 when a turn begins to wait for lanes, and -1 at its end."""
         self._turns_changed = turns_changed
 
     def run(self, turn: Turn) -> TurnResult:

@@ -1,6 +1,6 @@
 """Report the ends of attempts to an app's observers, the history and the metrics.
 
-Without observers, history and metrics, this module costs nothing per message.
+Without observers, history and metrics, reporting costs nothing per message.
 """
 
 from __future__ import annotations

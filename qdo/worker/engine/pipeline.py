@@ -1,4 +1,4 @@
-"""One turn of a queue: start, fetch, decode, run, outcome, checkpoint.
+"""Run one turn of a queue: start, fetch, decode, run, outcome, checkpoint.
 
 ========== ====================================================================================
 step       what happens
@@ -42,7 +42,7 @@ _RUNNING = (HOT_LOOP, Batches._run.__code__)
 
 
 class Pipeline:
-    """Runs turns. The module's docstring lists their steps."""
+    """Runs turns in the steps that the module's docstring lists."""
 
     def __init__(self, engine: Engine) -> None:
         self.counters = engine.counters
@@ -62,7 +62,7 @@ class Pipeline:
     def report_to(
         self, lane_turns_changed: Callable[[int], None], resume: Callable[[Any], None]
     ) -> None:
-        """Set the function to call with 1 when a turn begins to wait for lanes, with -1 at its end.
+        """Set the function that gets 1 when a turn begins to wait for lanes, and -1 at its end.
 
         :param resume: called with a queue, or the lanes of a queue, that got permits after a wait.
         """

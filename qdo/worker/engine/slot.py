@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Why a queue waits if its broker cannot return messages; for log lines.
+# The reason, in log lines, for the wait of a queue whose broker cannot return messages.
 UNREADABLE = "cannot read the queue"
 
 

@@ -214,7 +214,7 @@ class _LoopThread(NamedTuple):
 class _BlockWatch:
     """Names the job that blocks the asyncio loop, on a timer of the worker's event loop.
 
-    :ivar active: whether the timer is running. It runs while there are jobs.
+    :ivar active: whether the timer is running. The timer runs while there are jobs.
     """
 
     # A coroutine that awaits while it holds a `threading.Lock` may block the loop forever. The next

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # A job as a function of message and context. An exception determines the outcome of the attempt.
 JobCall: TypeAlias = Callable[[Message, Any], Any]
 
-# Called on the thread that starts the job, when nothing can prevent the start any more.
+# Called on the thread that starts the job, when nothing can prevent the start anymore.
 OnStart: TypeAlias = Callable[[Message], None]
 
 
@@ -68,7 +68,7 @@ class Executor(abc.ABC):
         """
 
     def kind(self, job: Job) -> str:
-        """Return the name of a job's executor. "process" accepts large bodies as `JsonText`."""
+        """Return the name of a job's executor. A process gets large bodies as `JsonText`."""
         return "greenlet"
 
     def under_way(self) -> int:

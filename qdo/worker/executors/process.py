@@ -1,11 +1,10 @@
 """Run jobs in child processes, for code that computes, leaks, crashes or is untrusted.
 
 Each job has separate processes: one for each message in flight, at most `executor_processes`. The
-executor starts processes on demand and reuses them. It kills a process with SIGKILL when the
-message times out, when the process uses more than `memory_mib`, or when the worker aborts. The code
-of the job cannot prevent the kill. The attempt ends only when all descendants of the process have
-ended (see the keeper in `process_frames`). Then the executor starts another process for the next
-message.
+executor starts processes on demand and reuses them. The executor kills a process when the message
+times out, when the process uses more than `memory_mib`, or when the worker aborts. The code of the
+job cannot prevent the kill. The attempt ends only when all descendants of the process have ended
+(see the keeper in `process_frames`). Then the executor starts another process for the next message.
 """
 
 from __future__ import annotations

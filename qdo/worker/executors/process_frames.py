@@ -1,8 +1,8 @@
 """The link between a worker process and a job's process: frames, errors, and the keeper.
 
 A frame is two lengths (32 bits each, network order), a JSON object and raw bytes. The raw bytes are
-the body of a message if the body is bytes, or the JSON of a large body, otherwise nothing. Frames
-do not use pickle, so an answer is only data, even if the job's process ran hostile code.
+a body of bytes or the JSON of a large body; other frames have none. Frames do not use pickle, so an
+answer is only data, even if the job's process ran hostile code.
 
 ==========  ===========================================================================
 frame       JSON
@@ -235,7 +235,7 @@ def _instance(name: str, module: str, text: str) -> RemoteError:
 
 
 def _known(name: str, module: str) -> type[Exception] | None:
-    """Return the type of an error if this process has imported it and it is not qdo's."""
+    """Return the type of an app's error if this process has imported its module."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

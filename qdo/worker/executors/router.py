@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 # Seconds for which a computing thread keeps Python's global lock after the event loop requests the
 # lock. The loop requests the lock several times per message. With Python's default of 5 ms, a
-# computing job delayed messages of other queues by up to 3 s; with 0.5 ms, by at most 0.3 s.
+# computing job delayed messages of other queues by up to 3 s. With 0.5 ms, the delay was at most
+# 0.3 s.
 SWITCH_SECONDS = 0.0005
 
 
@@ -81,8 +82,8 @@ class ExecutorRouter(Executor):
     """Binds each job of one worker to its executor, which it creates at the first such job.
 
     :param target: see `ProcessContext`.
-    :param may_start: returns whether a message may still start. Executors call it just before a job
-      starts, because the claim or the lease may have ended.
+    :param may_start: returns whether a message may still start. Executors call `may_start` just
+      before a job starts, because the claim or the lease may have ended.
     """
 
     def __init__(

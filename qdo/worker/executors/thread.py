@@ -270,8 +270,7 @@ class _JobThread:
                 error = raised
             self._seal()
         except JobInterrupt as late:
-            # The interruption came between the job's end and the seal, so it is unknown whether the
-            # job returned.
+            # The interruption came between the job's end and the seal. The job may have returned.
             self._seal()
             error = late if error is None else error
         work.pending.finish(error)

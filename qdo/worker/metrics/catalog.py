@@ -1,6 +1,6 @@
 """The metrics that qdo serves, with their names, labels, meanings, sums and text form.
 
-The page docs/metrics.rst also lists them.
+The page docs/metrics.rst also lists the metrics.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ FROM_PARENT = (BUILD, PROCESSES, RESTARTS, LOOP_BLOCKED, HEALTHY, READY)
 def parse(values: Any) -> dict[Metric, Series]:
     """Return the published metrics of a process; raise ValueError if they are invalid.
 
-    :param values: the content of the process's page. A job may have overwritten it.
+    :param values: the content of the process's page, which a job may have overwritten.
     """
     try:
         return {

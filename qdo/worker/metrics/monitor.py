@@ -5,8 +5,8 @@ the kernel and the memory that the processes share with their parent. So a hung 
 is visible from outside.
 
 `MetricsPage` holds the metrics of a worker process, in memory that its parent shares. The process
-writes its metrics about once a second. The parent reads them for each request, even if the process
-hangs or has just died. Reader and writer never wait for each other.
+writes its metrics about once a second. The parent reads the metrics for each request, even if the
+process hangs or has just died. Reader and writer never wait for each other.
 
 A page contains the time until which its process leads. After that time another worker may lead. The
 parent then omits the app's facts of this process, because the process may be frozen.
@@ -43,7 +43,7 @@ from qdo.worker.metrics.catalog import (
 )
 from qdo.worker.shared_memory import LoopReport, make_memory
 
-# A page has two halves, which the process writes in turn. Each half has the number of the write (8
+# A page has two halves, which the process writes in turn. A half has the number of the write (8
 # bytes), the length and the CRC-32 of its content (4 bytes each), and JSON. If the process dies
 # during a write, or a job overwrites a half, the other half is still valid. Bytes of each half,
 # enough for hundreds of jobs. Memory that was never written takes no room.

@@ -1,8 +1,8 @@
 """The duty "pools" lets a registered worker take requests.
 
 A registration claims every pool that has a job in this app. A claim of a pool writes no node, so
-any number of workers may claim the same pool. Worker names are never reused, so a worker owns the
-requests that it took while its node exists; see `returner`.
+any number of workers may claim the same pool. Worker names are never reused, so a worker owns its
+taken requests while its node exists; see `returner`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class PoolDuty(Duty):
         return self._found
 
     def _forget(self) -> None:
-        """Drop claims of pools that were found by a glob and have had no requests for long."""
+        """Drop claims of globbed pools that have had no requests for `FORGET_SECONDS`."""
         for pool in self._claims.keys() - self._named:
             own, claim = self._claims[pool]
             if own.idle_seconds > FORGET_SECONDS:
@@ -205,7 +205,7 @@ class PoolDuty(Duty):
 
     def _lose(self) -> None:
         """Drop the claims of an ended registration."""
-        # The leader returns the requests of the old worker name, which is never reused.
+        # The leader puts back the requests of the old worker name, which is never reused.
         claims = list(self._claims.values())
         self._claims.clear()
         for _, claim in claims:

@@ -120,9 +120,8 @@ class PoolSubscription(_Unrecorded, Subscription):
     :param seats: returns the number of free seats for a given number of seated requests.
     :param wake: called when a seat becomes free.
     :param now: returns the Unix time.
-    :param turn: initial value of the count that selects the oldest requests; see `PASSES`. The
-      values of workers differ. So even workers that take only a few requests sometimes take the
-      oldest request.
+    :param turn: initial value of the count that selects the oldest requests; see `PASSES`. Each
+      worker has another value, so even short-lived workers sometimes take the oldest request.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         if held is not None and held.row is not None:
             held.row = None
             if held.state is HeldState.TAKEN:
-                # A middleware has skipped the job. As in a queue, the message is done.
+                # Middleware has skipped the job. As in a queue, the message is done.
                 self._spawn(held, self._end, "done", None)
             self._leave(held)
 
@@ -270,8 +269,8 @@ class PoolSubscription(_Unrecorded, Subscription):
             # Take the oldest request for every tenth value of this number.
             turn = self._turn + self.taken
             oldest = (turn + seats) // PASSES - turn // PASSES
-            # Set this before the take, which waits for the broker. A look during the take may find
-            # a request that the take has missed, and then clears the flag.
+            # Set this before the take, which waits for the broker. If a look during the take finds
+            # a missed request, the look clears the flag.
             self._dry = self._dry or seats > 0
             try:
                 taken = self._store.take(self.name, self._pool, seats, self.running, oldest)

@@ -1,4 +1,4 @@
-"""Keep the sessions of processes with a blocked event loop, and perform their actions.
+"""Keep the sessions of processes with a blocked event loop, and act in their place.
 
 A blocked loop sends no heartbeats, so its session would end after the session timeout. All queues
 of the process would move to other workers, and the job would block the next worker. So the parent
@@ -9,7 +9,7 @@ other queues continue in other processes.
 
 A loop that runs only briefly between blocking jobs may not send heartbeats, either. So the parent
 keeps the session of a blocked loop if the last contact with the coordinator is half a session
-timeout old, even if the current job has just begun to block.
+timeout old. The job may have just begun to block.
 
 A stopped process (SIGSTOP) does not count as blocked. Its session ends, and its queues move.
 
@@ -178,7 +178,7 @@ class BlockedLoops:
     """Watches the event loops of the children of one parent.
 
     :ivar next_at: time of the next look by `time.monotonic`.
-    :param wake_up: wakes the loop of the parent. Any thread may call it.
+    :param wake_up: wakes the loop of the parent, on any thread.
     """
 
     def __init__(self, session_timeout_seconds: float, wake_up: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 """Start a worker process from its parent, receive its reports, and reap its group.
 
-`Reaper` reaps dead processes and closes their sessions, in an order that makes the close safe. It
-kills the process group while the dead leader still holds the group id, and then reaps the leader.
-After all other members of the group and all job processes have died, `Reaper` closes the
+`Reaper` reaps dead processes and closes their sessions, in an order that makes the close safe.
+`Reaper` kills the process group while the dead leader still holds the group id, and then reaps the
+leader. After all other members of the group and all job processes have died, `Reaper` closes the
 coordinator sessions (`qdo.worker.supervisor.sessions`).
 """
 
@@ -62,8 +62,7 @@ class ChildProcess:
     :ivar files: the app's source files that the child reported; only with the setting `reload`.
     :ivar asked: operators' actions that the child has passed on to the parent.
     :ivar in_flight: after `reap`, the messages in flight at the child's death.
-    :ivar blamed: the state of the event loop if the parent kills the child for blocking it;
-      otherwise None.
+    :ivar blamed: the state of the blocked event loop if the parent kills the child; otherwise None.
     :ivar receipts: descriptor of the store of receipt handles. The code that reaps the child must
       close it.
     :param left: descriptors of dead processes' receipt stores. The child releases their messages.

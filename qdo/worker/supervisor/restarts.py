@@ -35,15 +35,15 @@ from qdo.backoff import Backoff
 
 # Exit codes for faults that a restart would not fix: usage, unreachable, denied, not found.
 CANNOT_START = frozenset({2, 3, 5, 6})
-# Exit codes of a worker that did not start for faults that a change of its app may fix.
+# Exit codes for faults that a change of the app may fix, if the worker did not start.
 FIXABLE = frozenset({1, 2})
 NEVER = float("inf")
 # Delays before restarts. The first delay is short, so a single SIGKILL costs almost no time.
 RESTART_BACKOFF = Backoff(0.1, 30.0, jitter=0.0)
 # Seconds of running after which the backoff of a worker starts again at its first delay.
 RAN_WELL_SECONDS = 30.0
-# Seconds that a draining worker may take beyond its own limit, to abort jobs, to tear down its
-# context, and to close its session with a slow coordinator.
+# Seconds that a draining worker may take beyond its own limit. It must abort jobs, tear down its
+# context, and close its session with a slow coordinator.
 DRAIN_MARGIN_SECONDS = 10.0
 # Seconds that a worker may take to exit after the second stop signal.
 ABORT_SECONDS = 10.0
@@ -92,7 +92,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Log that the process of a place restarts in `after_seconds`. `Spawn` follows then."""
+    """Log that the process of a place restarts in `after_seconds`, by a later `Spawn`."""
 
     place: int
     after_seconds: float
@@ -132,8 +132,8 @@ class ProcessPlace:
     # Whether any process of this place has or had a coordinator session.
     ever_registered: bool = False
     code: int = 0
-    # The time at which the parent kills the process if a drain for a reload, a restart or a
-    # retirement does not end; None without such a drain.
+    # The time at which the parent kills a process that drains for a reload, a restart or a
+    # retirement; otherwise None.
     kill_at: float | None = None
     # Whether the place stays empty until a reload.
     retired: bool = False

@@ -142,7 +142,7 @@ class SessionCloser(threading.Thread):
                 describe(error),
             )
             return
-        # Count each attempt only once, also if the thread retries or closes another session.
+        # Count each attempt only once, even if the thread retries or closes another session.
         self._in_flight = tuple(each for each in self._in_flight if each not in counted)
         if counted:
             _log.warning(

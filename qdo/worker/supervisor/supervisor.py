@@ -187,7 +187,7 @@ def supervise(
     code. The process ignores stop signals afterwards.
 
     :param target: the app as ``MODULE:APP``; None for the job that the settings name.
-    :param argv: the command of a child; for tests, as is its class `child`.
+    :param argv: the command of a child; tests replace the command and the class `child`.
     :returns: the code of a child that could not start, otherwise the highest last code of all
       children.
     :raises SettingsError: the parent cannot serve HTTP at the address in the settings.
