@@ -19,7 +19,7 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     """Return the function that executes statements in a transaction, and psycopg's connection.
 
     :raises UsageError: the connection is neither from psycopg nor from SQLAlchemy with psycopg, or
-        it is in a two-phase commit. PostgreSQL cannot prepare a transaction that sends
+        the transaction is in a two-phase commit. PostgreSQL cannot prepare a transaction that sends
         notifications.
     """
     if isinstance(connection, psycopg.Connection):

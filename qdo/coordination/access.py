@@ -128,7 +128,8 @@ class NodeRights:
 
 def same_list(one: Iterable[ACL], other: Iterable[ACL]) -> bool:
     """Return whether two lists give the same rights."""
-    # ZooKeeper masks digests for accounts that may not change the list. If it does, compare names.
+    # ZooKeeper masks digests for accounts that may not change the list. Compare masked lists by
+    # name.
     lists = [*one], [*other]
     masked = any(each.id.id.endswith(":x") for acl in lists for each in acl)
     first, second = (_merged(acl, masked) for acl in lists)

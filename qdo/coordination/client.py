@@ -221,8 +221,8 @@ class NetworkConnection(ConnectionHandler):
 class _TransportHandler:
     """kazoo's handler, with TLS and a shorter time limit for connecting to one server."""
 
-    # kazoo's TLS also trusts the certificate authorities of the operating system. And it waits for
-    # the network even if TLS has already decrypted further responses.
+    # kazoo's TLS also trusts the certificate authorities of the operating system. kazoo's TLS also
+    # waits for the network even if TLS has already decrypted further responses.
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -1,14 +1,15 @@
 """Notify the owners of queues of new messages.
 
-A notification is a hint. Without it, the owner finds the message at the next poll. So a failed
-notification is not an error for the sender, and sending never waits for notifications.
+A notification is a hint. Without a notification, the owner finds the message at the next poll. So a
+failed notification is not an error for the sender, and sending never waits for notifications.
 """
 
 from __future__ import annotations
 
 import atexit
 
-# Import it now, because the thread may connect after the main thread has ended, when imports fail.
+# Import this module early. The thread may connect after the main thread has ended, when imports
+# fail.
 import concurrent.futures.thread  # noqa: F401
 import logging
 import os

@@ -1,7 +1,7 @@
 """The loop that runs the state machines of one session on a client.
 
 The loop is a greenlet or a thread of the client's handler. The loop passes answers, watch events
-and calls of the worker engine to the machines, one at a time. Then it performs the machines'
+and calls of the worker engine to the machines, one at a time. Then the loop performs the machines'
 requests. kazoo's callbacks only put events into the loop's queue.
 """
 

@@ -5,7 +5,7 @@ A transaction has one of three results: `Committed`, `Rejected` because of an op
 effect, or may take effect later. After a call of `settle`, a read shows the outcome.
 
 All functions raise NodeRefusedError if the account may not read or change a node. After a timeout,
-they raise CoordinatorUnreachableError; then a change may have taken effect.
+all functions raise CoordinatorUnreachableError, but a change may have taken effect.
 """
 
 from __future__ import annotations

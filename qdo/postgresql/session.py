@@ -71,7 +71,7 @@ _renewed: dict[str, float] = {}
 _READ = 1
 _WRITE = 2
 _RIGHT = re.compile(r"permission denied for (schema|table|function|database) (\S+)")
-# The rights that a worker's role needs on these tables. On all other tables, it needs SELECT.
+# The rights that a worker's role needs on some tables. On all other tables, the role needs SELECT.
 _TABLE_RIGHTS = {"dead_letters": "SELECT, UPDATE, DELETE"}
 _KINDS: tuple[tuple[tuple[type[psycopg.Error], ...], type[QdoError]], ...] = (
     ((errors.InvalidPassword, errors.InvalidAuthorizationSpecification), PostgresqlLoginError),

@@ -60,7 +60,7 @@ class Objects:
         return BodyPointer(self._bucket, key)
 
     def get(self, pointer: BodyPointer) -> bytes | None:
-        """Return a body; None if the object is missing, because another worker deleted the message.
+        """Return a body; None if the object is missing because its message was deleted.
 
         :raises ObjectTooLargeError: the body would take too much memory.
         """

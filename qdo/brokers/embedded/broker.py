@@ -64,7 +64,8 @@ log = logging.getLogger(__name__)
 # The number of messages that one transaction deletes; this delays other writers by some
 # milliseconds.
 RETIRE_CHUNK = 1000
-# If done messages are further in the future, the broker logs a warning and cannot delete them.
+# If done messages are dated further ahead of the clock, the broker warns that it cannot delete
+# them.
 AHEAD_SECONDS = 3600.0
 _NODE = Query("SELECT node FROM file", "i")
 _RETIRE = """

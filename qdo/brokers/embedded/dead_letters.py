@@ -69,7 +69,7 @@ LIMIT :chunk
 """,
     "i",
 )
-# An index for searches by time. Without it, SQLite would read each body to reach `dead_at`.
+# An index for searches by time. Without the index, SQLite would read each body to reach `dead_at`.
 _EXPIRED = Query(
     """
 SELECT position FROM dead_letters INDEXED BY dead_letters_by_time

@@ -17,7 +17,7 @@ FINISHED = "SHARD_END"
 END_SEQUENCE = (1 << 190) - 1
 
 # The `last` of a child shard that begins with its first message, regardless of the configured
-# start. Unlike `KinesisPositions.earliest`, it does not come from an operator's seek.
+# start. Unlike `KinesisPositions.earliest`, this value does not come from an operator's seek.
 CHILD_START = 2
 
 _SEQUENCE_SHIFT = 96

@@ -8,7 +8,7 @@ queues, the listener skips the look, which takes as long as fetching the message
 not trust other names, because every role may notify.
 
 Listeners of requests share the connection. A notification of requests or a new connection wakes
-these listeners. Then they look for requests.
+these listeners. Then these listeners look for requests.
 
 Looks compare the ids of transactions. After a crash or a failover, the server may assign ids again
 that a look has already seen. Therefore the listener wakes all queues once after each new connection

@@ -154,7 +154,8 @@ class Received(NamedTuple):
     sequence: int
     # The MessageId of the message, as a number of 128 bits.
     message_id: int
-    # JSON, or bytes if the headers say so. If there is a `pointer`, its text.
+    # The JSON body, or bytes if the headers say so. With a `pointer`, the body is the pointer's
+    # text.
     body: bytes
     key: str | None
     # JSON object of str to str, or None.

@@ -61,8 +61,8 @@ class InFlightMessage:
     done: bool = False
     # The place of the receipt in the receipt store, which the parent process reads.
     kept: int = 0
-    # Whether the message group probably has more messages. SQS returns them only after the owner
-    # has deleted the received messages.
+    # Whether the message group probably has more messages. SQS returns the other messages only
+    # after the owner has deleted the received messages.
     has_followers: bool = False
 
 
@@ -109,7 +109,7 @@ class ReceiveResult:
 
     # The number of new messages.
     fresh: int = 0
-    # The messages that were done before. The owner deletes them without processing them.
+    # The messages that were done before. The owner deletes such messages without processing them.
     again: list[InFlightMessage] = field(default_factory=list)
 
 

@@ -105,7 +105,7 @@ class CreateOp:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOp:
-    """Delete a node, if it has a version."""
+    """Delete a node, if the node has a version."""
 
     path: str
     version: int = ANY_VERSION

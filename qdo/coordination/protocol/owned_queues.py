@@ -4,8 +4,8 @@
 unanswered transactions. Both report the results to `OwnedQueues`.
 
 After a rejected write, an unanswered transaction, or an operator's request in the worker node,
-`Recovery` reads the node of a queue again. Then it updates the claim to match the node. After an
-unanswered transaction, the read follows the barrier (rule 5).
+`Recovery` reads the node of a queue again. Then `Recovery` updates the claim to match the node.
+After an unanswered transaction, the read follows the barrier (rule 5).
 """
 
 from __future__ import annotations

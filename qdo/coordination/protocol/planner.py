@@ -12,9 +12,9 @@ Cost: O(Q + W log W) time and O(Q) space, because `plan` sorts only the workers.
 `plan_filtered` is for workers that take only some queues. Workers with equal filters form a group.
 All filters that take every queue are equal. Queues that match the same groups form a class. A
 worker to which an operator moved queues forms a separate group. The moved queues form a class that
-only this group takes. So they stay with the worker and count as its load. `plan_filtered` first
-distributes each class among the groups. Then it distributes the share of each group among the
-group's workers, as `plan` does.
+only this group takes. So moved queues stay with the worker and count as its load. `plan_filtered`
+first distributes each class among the groups. Then, like `plan`, it distributes the share of each
+group among the group's workers.
 
 The shares of the groups are an optimal semi-matching (Harvey, Ladner, Lovasz, Tamir: Semi-
 matchings for bipartite graphs and load balancing, 2006). The planner passes queues from group to

@@ -9,7 +9,8 @@ check sees that the session is gone. A confirmed check therefore stays true for 
 Heartbeats keep sessions alive, and silent sessions expire. Other processes measure the silence by
 their own `qdo.system.clock.clock`, from the moment at which they saw the last heartbeat. So no
 session depends on a clock that an operator may set, such as a server's clock. A process first finds
-silent sessions without the lock. Then it reads their heartbeats again under the lock, and decides.
+silent sessions without the lock. Then the process reads the heartbeats of these sessions again
+under the lock, and decides.
 """
 
 from __future__ import annotations
@@ -343,7 +344,7 @@ class StoreSession:
             self._pause(_LOCK_BACKOFF.delay(attempt, random.random()))  # spreads pauses
 
     def beat_if_due(self) -> None:
-        """Write a heartbeat if it is due."""
+        """Write a heartbeat if the next heartbeat is due."""
         if clock() >= self._next_beat:
             self._beat()
 

@@ -195,7 +195,8 @@ class SqliteStore:
     def _prepare(self) -> None:
         with translated(self.name):
             self._db.execute("PRAGMA busy_timeout = 0")
-            # A merge of the log syncs twice. `_sync` merges it, where waiting does no harm.
+            # A merge of the log syncs twice. `_sync` merges the log, because waiting does no harm
+            # there.
             self._db.execute("PRAGMA wal_autocheckpoint = 0")
             self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self.read_only = not os.access(self.name, os.W_OK)

@@ -95,7 +95,7 @@ class Store(Protocol):
         """
 
     def commit(self) -> None:
-        """Make the transaction visible; it need not be durable without a call of `save`."""
+        """Make the transaction visible; without a call of `save` it need not be durable."""
 
     def rollback(self) -> None:
         """Undo the transaction; do nothing if no transaction is open, such as after `commit`."""

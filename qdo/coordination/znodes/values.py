@@ -23,7 +23,7 @@ MAX_QUEUE_BYTES = 240 * 1024
 MAX_DEPTH = 100
 # The largest value after decompression: over 200,000 queues with 32-character names.
 MAX_INFLATED_BYTES = 8 * 1024 * 1024
-# The maximum number of strings in a list over `MAX_VALUE_BYTES`. Parsing them takes half a second.
+# The maximum number of strings in a list over `MAX_VALUE_BYTES`, which take half a second to parse.
 MAX_LISTED = 300_000
 # The maximum size of a list over `MAX_VALUE_BYTES`, without strings and commas, in bytes.
 MAX_STRUCTURE_BYTES = 1024

@@ -42,12 +42,12 @@ class LastHour:
     """The counts for each of the last `MINUTES`, newest first, without zeros at the end."""
 
     # The counts add 60 bytes to a report without messages, and 180 bytes with one message a minute.
-    # At 100 messages a second they add 360 bytes, or 660 bytes if one in a hundred fails. At
-    # 100,000 messages a second they add 540 or 1,200 bytes.
+    # The counts of 100 messages a second take 360 bytes, or 660 bytes if one in a hundred fails.
+    # The counts of 100,000 messages a second take 540 or 1,200 bytes.
 
     # The newest minute, as Unix time in minutes by the worker's clock.
     minute: int
-    # The numbers of attempts with a job that returned.
+    # The numbers of successful attempts.
     done: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
     dead_lettered: tuple[int, ...] = ()
