@@ -16,7 +16,7 @@ _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
 
 
 def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
-    """Return the function that executes statements in a transaction, and psycopg's connection.
+    """Return a function that executes statements in the transaction, and psycopg's connection.
 
     :raises UsageError: the connection is neither from psycopg nor from SQLAlchemy with psycopg, or
         the transaction is in a two-phase commit. PostgreSQL cannot prepare a transaction that sends

@@ -47,7 +47,7 @@ class ReceiptHandleStore(Protocol):
 
 
 class Reader(Protocol):
-    """Reads one queue for its owner, in order, starting after a position."""
+    """Reads one queue in order for its owner, beginning after a position."""
 
     def fetch(self, limit: int) -> Sequence[tuple[int, bytes, str | None, str | None]]:
         """Return the next rows, at most `limit`; an empty sequence at the tip of the queue."""
@@ -144,7 +144,7 @@ class DelayedMessage:
     # The due time, as a UUIDv1 time.
     due: int
     key: str | None
-    # JSON object of str to str, or None.
+    # A JSON object of str to str, or None.
     headers: str | None
     body: bytes
 
@@ -264,11 +264,11 @@ class Broker(abc.ABC):
     max_queues: int | None = None
     sets_limit: bool = True
     max_read_bytes: int = MAX_STORED_BODY_BYTES
-    # The requests of the app; raises UnsupportedError without `Capabilities.requests`.
+    # The requests of the app; the access raises UnsupportedError without `Capabilities.requests`.
     requests: RequestStore = cast(
         Any, _Missing("store requests", "give requests an app with a PostgreSQL broker")
     )
-    # The streams of the app; raises UnsupportedError without `Capabilities.streams`.
+    # The streams of the app; the access raises UnsupportedError without `Capabilities.streams`.
     streams: StreamStore = cast(
         Any, _Missing("store streams", "use a PostgreSQL broker, or the shards of Kinesis itself")
     )
@@ -277,7 +277,7 @@ class Broker(abc.ABC):
 
     @property
     def id_scheme(self) -> int | Positions:
-        """The source of the id and time of a `Message`."""
+        """The object or node that gives a `Message` its id and time."""
         return self.id_node if self.positions is TIME_POSITIONS else self.positions
 
     def send(self, message: Outgoing) -> str:
@@ -393,7 +393,7 @@ def check_reached(broker: Broker, queue: str, done: int) -> None:
 
 
 def check_head(broker: Broker, queue: str, done: int, head: int) -> None:
-    """Check like `check_reached`, given the position of the queue's newest message."""
+    """Perform the check of `check_reached`, given the position of the queue's newest message."""
     time = broker.positions.to_time(done)
     if _may_be_ahead(broker, done) and time > broker.positions.to_time(head):
         raise PositionAheadError(queue=queue, time=format_position(time))

@@ -194,7 +194,7 @@ class GroupedCalls(abc.ABC, Generic[W]):
 
 
 class GroupCommitBroker(Broker):
-    """A broker in a database, whose writer commits the messages of many calls together."""
+    """A broker in a database. Its writer commits the messages of many calls together."""
 
     capabilities = Capabilities(
         ordered=True,

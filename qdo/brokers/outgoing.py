@@ -41,7 +41,7 @@ class Outgoing:
     queue: str
     body: bytes
     key: str | None = None
-    # JSON object of str to str, or None.
+    # A JSON object of str to str, or None.
     headers: str | None = None
     # The send options; None for most messages. One field for all options saves time, because a
     # sender makes a million messages a minute.

@@ -146,7 +146,7 @@ def open_broker(url: str, app: str, max_queues: int | None = None) -> Broker:
         separates apps. With Kinesis, each app reads the whole stream.
     :raises SettingsError: the scheme is unknown, or the address or the app's name is invalid.
     :raises DatabaseError: the broker cannot use the file; see the subclasses.
-    :raises CredentialsError: AWS rejects the credentials, or they are missing.
+    :raises CredentialsError: the AWS credentials are missing, or AWS rejects them.
     :raises UnreachableError: the service does not respond.
     :raises UsageError: eventlet has patched this process.
     """

@@ -176,7 +176,8 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
 
     :param shards: all shards of the stream.
     :param at: the bound between the children; None: the middle of the range.
-    :raises UsageError, ShardStateError: `at` is not a bound within the shard; the shard is sealed.
+    :raises UsageError, ShardStateError: `at` is not a bound within the shard, or the shard is
+        sealed.
     """
     parent = find_shard(shards, queue)
     parent.check_open()
@@ -194,7 +195,7 @@ def split(shards: Sequence[StreamShard], queue: str, at: str | None = None) -> l
 def merge(shards: Sequence[StreamShard], *queues: str) -> list[StreamShard]:
     """Return the child for merging shards; see `StreamStore.add`.
 
-    :raises UsageError, ShardStateError: the shards are not neighbors; one of them is sealed.
+    :raises UsageError, ShardStateError: the shards are not neighbors, or one of them is sealed.
     """
     parents = sorted((find_shard(shards, each) for each in {*queues}), key=lambda each: each.low)
     for each in parents:

@@ -373,7 +373,7 @@ class Client(KazooClient):
             return cast(Any, super())._call(request, async_object)
 
     def drop_connection(self, reason: str) -> None:
-        """Drop the connection; the session continues if it reconnects within its timeout."""
+        """Drop the connection; a reconnection within its timeout continues the session."""
         self.drop_reason = reason
         self._call(_CONNECTION_DROP, self.handler.async_result())
 
@@ -499,7 +499,7 @@ class Client(KazooClient):
         if tls_fault := self._connection.tls_fault:
             return CoordinatorTlsError(url=self.address.url, reason=tls_fault)
         fault = self._connection.last_fault
-        if fault is not None:  # the error of a database has its own remedy
+        if fault is not None:  # a database's error names the remedy
             return CoordinatorDatabaseError(url=self.address.url, reason=fault)
         reason = f"no server answered within {timeout_seconds:g} s"
         return CoordinatorUnreachableError(url=self.address.url, reason=reason)

@@ -100,7 +100,7 @@ def _count(
             continue
         # A queue may have had several messages in flight.
         node = changed.get(path) or QueueNode.parse(found[path].data, found[path].refused)
-        # A worker that lives in another session counts its own attempts.
+        # If the worker lives in another session, it counts its attempts.
         if each.worker in gone or (each.worker in own and node.owner == each.worker):
             marked = marked_node(node, each, reason, positions)
             if marked is not None:

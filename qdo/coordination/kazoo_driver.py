@@ -150,9 +150,9 @@ class _Reply:
     """Receives the answer of one operation from kazoo's connection."""
 
     # The connection delivers an answer before it reads the coordinator's next message. So the event
-    # of a watch never arrives before the answer that armed the watch. kazoo's own results and
-    # watches use two queues, each with a thread, so an event could arrive first. A machine that
-    # waits for the event would then wait forever.
+    # of a watch never arrives before the answer that armed the watch. With kazoo's own results and
+    # watches, an event could arrive first, because they use two queues, each with a thread. A
+    # machine that waits for the event would then wait forever.
 
     def __init__(
         self, driver: KazooDriver, convert: Callable[[Any], m.Response], then: m.Callback

@@ -49,7 +49,7 @@ class BrokerNode:
     """The broker file that the workers of an app use."""
 
     id: str  # a random number in the file, also in its copies
-    address: str  # the address with which the first worker opened the file
+    address: str  # the first worker's address of the file
     host: str
 
     @classmethod

@@ -273,7 +273,7 @@ def with_lock_timeout(
 
 def _set_up(connection: PostgresqlConnection) -> None:
     """Set the settings that qdo requires, instead of the role's and database's defaults."""
-    milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # the server gives up after qdo
+    milliseconds = round(ANSWER_SECONDS * 1000) + 1000  # so qdo gives up before the server
     connection.execute(
         "SET default_transaction_isolation = 'read committed';"
         "SET lock_timeout = 0;"

@@ -26,10 +26,10 @@ _Read = Callable[[str, str], Any]
 class ServiceAddress:
     """An AWS service and its endpoint."""
 
-    # Boto3's name of the service: sqs, kinesis, s3.
+    # The name of the service in boto3: sqs, kinesis or s3.
     service: str
     region: str
-    # URL of a compatible service; None: AWS's endpoint in the region.
+    # The URL of a compatible service; None: use AWS's endpoint in the region.
     endpoint: str | None = None
 
 
@@ -135,7 +135,7 @@ def _whole(low: int, high: int) -> _Read:
 
 
 class BodyPointer(NamedTuple):
-    """Bucket and key of a body in S3."""
+    """The bucket and key of a body in S3."""
 
     bucket: str
     key: str

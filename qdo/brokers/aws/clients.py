@@ -28,7 +28,7 @@ sessions: PerProcess[Any] = PerProcess(boto3.Session)
 CONNECT_SECONDS = 5.0
 # The default time to wait for a response; a long poll needs a longer timeout than its wait.
 READ_SECONDS = 20.0
-# Default number of attempts, for repeatable calls only.
+# The default number of attempts; only repeatable calls use it.
 ATTEMPTS = 3
 
 
@@ -81,7 +81,7 @@ def make_client(
         retries={"mode": "standard", "total_max_attempts": attempts},
         tcp_keepalive=True,
         user_agent_extra=f"qdo/{__version__}",
-        # Services compatible with S3 rarely have a host name for each bucket.
+        # Few services that are compatible with S3 have a host name for each bucket.
         s3={"addressing_style": "path" if place.endpoint else "auto"},
     )
     try:

@@ -32,7 +32,7 @@ BOTO_ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
 
 # The maximum length of a server's response in an error, in characters.
 SHOWN_CHARACTERS = 300
-# Status codes that proxies and gateways return, without an AWS error code.
+# The status codes that proxies and gateways return without an AWS error code.
 TOO_LATE = 408
 TOO_MANY = 429
 SERVICES = {"sqs": "SQS", "kinesis": "Kinesis", "s3": "S3"}

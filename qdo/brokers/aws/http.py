@@ -261,7 +261,7 @@ def _trusting(certificates: str) -> ssl.SSLContext:
     # Check as strictly as boto3's clients. Since Python 3.13, ssl.create_default_context is
     # stricter and rejects private authorities that boto3 accepts.
     context: ssl.SSLContext = create_urllib3_context()
-    context.check_hostname = True  # boto3's clients check the host name themselves
+    context.check_hostname = True  # boto3's clients check the host name in other code
     if os.path.isdir(certificates):
         context.load_verify_locations(capath=certificates)
     else:

@@ -85,7 +85,7 @@ class Objects:
         return body
 
     def delete(self, pointers: Iterable[BodyPointer]) -> None:
-        """Delete objects whose messages are deleted; log failures."""
+        """Delete the objects of deleted messages; log failures."""
         keys = [{"Key": pointer.key} for pointer in pointers if self.is_ours(pointer)]
         for start in range(0, len(keys), DELETE_CHUNK):
             chunk = keys[start : start + DELETE_CHUNK]

@@ -72,7 +72,7 @@ _DEDUP = """
     ) WITHOUT ROWID;
     CREATE INDEX dedup_by_until ON dedup (until);
 """
-# See `qdo.brokers.requests`. SQLite refuses a value whose type differs from its column. Times are
+# See `qdo.brokers.requests`. SQLite refuses a value of another type than its column. Times are
 # Unix times in seconds. `rank` is the priority of a due request, and the due time of any other
 # waiting request. So one index gives both the next request by priority and the next due time. `due`
 # keeps the requested time.
@@ -222,7 +222,7 @@ Row = tuple[Any, ...]
 
 
 class Query:
-    """A SELECT statement with a letter of `_TYPES` for each column."""
+    """A SELECT statement, with a letter of `_TYPES` for each column."""
 
     # The methods raise `sqlite3.Error`, also for a value of another type.
     # `qdo.system.sqlite.translated` converts this error to an error of the file, such as

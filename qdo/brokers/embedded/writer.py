@@ -128,7 +128,7 @@ def _repeat(attempt: Callable[[], bool], seconds: float) -> bool:
 
 @dataclass(slots=True)
 class Tail:
-    """The current end of a queue within one transaction; see `schema.STREAMS` for shards."""
+    """The current end of a queue in one transaction; see `schema.STREAMS` for shards."""
 
     id: int
     head: int
@@ -267,7 +267,8 @@ class Transaction:
     def _check_room(self, queue: str) -> None:
         if self._max_queues is None:
             return
-        # Counting takes 10 ms for 100,000 queues. The largest id is an upper bound of the count.
+        # Do not count if the largest id, an upper bound of the count, is small enough. Counting
+        # 100,000 queues takes 10 ms.
         (largest,) = _LARGEST_ID.only(self.connection)
         if largest < self._max_queues:
             return

@@ -138,7 +138,7 @@ class KinesisBroker(AwsBroker):
         self._subscriptions: dict[str, KinesisSubscription] = {}
         self._live: set[KinesisSubscription] = set()  # subscriptions that may still make calls
         self._client = make_client(address.place)
-        # Readers and senders retry at different rates.
+        # The clients do not retry, because readers and senders retry at different rates.
         self._reads = make_client(address.place, connections=SEEKERS, attempts=1)
         self._writes = make_client(address.place, connections=SENDERS, attempts=1)
         self._calls = make_calls(address.place, TARGET, METHODS, connections=READERS, version="1.1")

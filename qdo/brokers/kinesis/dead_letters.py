@@ -1,4 +1,4 @@
-"""Dead letters of Kinesis, stored as objects in an S3 bucket.
+"""The dead letters of Kinesis: objects in an S3 bucket.
 
 Kinesis cannot look up single records, and a queue node is too small for bodies. Each dead letter is
 one object, ``PREFIX/APP/SHARD/MESSAGE.json``, where MESSAGE is the message's id. If a worker stores

@@ -1,4 +1,4 @@
-"""Decide the next call for one shard: a state machine without I/O and without a clock.
+"""Decide the next call for one shard, with a state machine that has no I/O and no clock.
 
 ==============  ================================================  ==============================
 call            when                                              answered with

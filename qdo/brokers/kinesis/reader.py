@@ -84,7 +84,7 @@ class ShardReader:
     def step(self, call: GetIterator | GetRecords, now: float) -> list[Taken]:
         """Make one call of the poller at `now`, a Unix time; return the received messages.
 
-        :raises PositionTrimmedError: the record to resume after is gone.
+        :raises PositionTrimmedError: the stream no longer has the record at the position.
         :raises QdoError: the failure is permanent, or happened too often in succession.
         """
         self.failure = None
@@ -209,7 +209,7 @@ def _has_time(call: GetIterator | GetRecords) -> bool:
 
 
 class PrefetchBuffer:
-    """Messages of one shard after a position, in order.
+    """The messages of one shard after a position, in order.
 
     :ivar tip: the position up to which the buffer has all messages of the shard.
     :ivar waiting_bytes: the size of the bodies that the owner has not fetched yet.

@@ -14,7 +14,7 @@ from qdo.postgresql.url import SchemaAddress, postgresql_address
 
 def _loaded(url: str) -> tuple[SchemaAddress, Any, Any]:
     """Return the address, and the modules `session` and `schema`."""
-    address = postgresql_address(url)  # reports an invalid address even without psycopg
+    address = postgresql_address(url)  # reports a wrong address even without psycopg
     try:
         from qdo.postgresql import schema, session
     except ImportError as error:

@@ -130,7 +130,7 @@ class Answers:
         self._asked_at = math.inf
 
     def were_missing(self, since: float) -> bool:
-        """Return whether the server has been away since a time."""
+        """Return whether the server was away at any time after `since`."""
         return self._away_at >= since or self._is_slow()
 
     def _is_slow(self) -> bool:
@@ -179,7 +179,7 @@ class NotificationListener:
         self._stopping = False
         self.answers = Answers()
         try:
-            self._pause = self._step()  # due messages must be readable when this returns
+            self._pause = self._step()  # due messages must be readable at once
             deadline = time.monotonic() + LOOK_SECONDS
             while self._elsewhere and time.monotonic() < deadline:
                 time.sleep(AGAIN_SECONDS[0])
@@ -347,7 +347,7 @@ class NotificationListener:
         if last < self._last_position and log_end < self._log_end:
             self._report_loss(connection, last)
         if self._reconnected or server_start != self._server_start:
-            if not first:  # the ids of transactions may have restarted
+            if not first:  # transaction ids may have restarted
                 self._bound = LookBound()
                 self._marked = 0.0
             limit = KNOWN_NAMES if first else None

@@ -61,9 +61,9 @@ LOCK_SECONDS = 10.0
 GROUP_LOCK_SECONDS = 0.5
 # The time for which each call waits for a lock if the thread makes the calls of a group separately.
 ALONE_LOCK_SECONDS = 0.02
-# Stands for the unknown queues of a change; no queue has this name.
+# The value of `queues` for unknown queues; no queue has this name.
 UNKNOWN = frozenset({""})
-# Stands for the requests of an app in a notification; no queue can have this name.
+# The name for an app's requests in a notification; no queue can have this name.
 REQUESTS = "."
 # The SQLSTATE of the error that `lock_queues` raises.
 TOO_MANY_QUEUES = "QD001"
@@ -367,7 +367,7 @@ def _is_of_one(error: BaseException) -> bool:
 
 
 def refusal(error: BaseException) -> BaseException:
-    """Return the documented error for callers of `App.send`."""
+    """Translate an error into the documented error of `App.send`."""
     cause = error.__cause__
     if not isinstance(cause, errors.Error):
         return error

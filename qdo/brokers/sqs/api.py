@@ -41,7 +41,7 @@ class ReceiveResponse:
     """The entries of a call by result."""
 
     done: Sequence[InFlightMessage]
-    # The entries whose receipts are no longer valid.
+    # The entries with receipts that are no longer valid.
     refused: Sequence[InFlightMessage] = ()
     # The entries to retry.
     failed: Sequence[InFlightMessage] = ()

@@ -132,7 +132,7 @@ def pointer_of(text: str, attributes: Mapping[str, Mapping[str, Any]]) -> BodyPo
     if not isinstance(bucket, str) or not isinstance(key, str):
         return None
     if not 0 < len(key.encode("utf-8", "replace")) <= _MAX_KEY_BYTES:
-        return None  # boto3 and S3 would reject the call
+        return None  # boto3 or S3 would reject such a key
     return BodyPointer(bucket, key)
 
 
@@ -158,7 +158,7 @@ class Received(NamedTuple):
     # text.
     body: bytes
     key: str | None
-    # JSON object of str to str, or None.
+    # A JSON object of str to str, or None.
     headers: str | None
     # The receipt handle, to delete or extend the message.
     receipt: str
@@ -370,7 +370,7 @@ def _body(text: str, given: Mapping[str, Mapping[str, Any]]) -> tuple[bytes, Bod
     if encoding == _BASE64:
         try:
             return base64.b64decode(text, validate=True), None
-        except ValueError:  # not base64, or not even ASCII
+        except ValueError:  # the text is not base64, or not ASCII
             pass  # keep the text, because it helps to find the faulty producer
     return text.encode(), None
 

@@ -138,7 +138,7 @@ class Poller:
             self._poll_if_possible()
 
     def check_room(self) -> None:
-        """Poll if the poller was waiting for messages to be done."""
+        """Poll if the poller was waiting for memory that done messages have freed."""
         if self._waits_for_room and self._room():
             self._end_pause()
             self._poll_if_possible()
@@ -452,7 +452,7 @@ class SqsSubscription(Subscription):
 
 
 class SqsReader:
-    """Reads a subscription; `fetch` returns the rows after a position."""
+    """Reads the rows of a subscription after a position."""
 
     def __init__(self, fetch: Callable[[int, int], list[Row]], after: int) -> None:
         self._fetch = fetch

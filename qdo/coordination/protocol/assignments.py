@@ -90,7 +90,7 @@ class Assignments:
 
         def answered(answer: m.Response) -> None:
             if self.publishing or worker not in self._assigned:
-                return  # the outcome of the transaction decides
+                return  # wait for the outcome of the transaction
             version = answer.version if isinstance(answer, m.NodeRead) else None
             if version != self._assigned[worker][1]:
                 log.warning(

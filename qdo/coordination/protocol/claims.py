@@ -16,8 +16,8 @@ finished      no message runs any more                                  release 
 release sent  the release is in flight                                  (gone)
 ============  ========================================================  =======================
 
-In the terms of the documentation, reading to claiming are *assigned*, owned is *claimed*, and
-releasing to release sent are *releasing*. A slot that is gone was *released* or *lost*.
+The documentation calls the states from reading to claiming *assigned*, owned *claimed*, and the
+states from releasing to release sent *releasing*. A slot that is gone was *released* or *lost*.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class Claim:
 
     def take_over(self) -> bool:
         """Adopt the progress of the claim `before`; return whether it was farther."""
-        # An operator changed the node at a position before this progress, but did not move the
-        # queue back. So do not repeat the messages in between.
+        # An operator changed the node at a position before the progress of `before`, but did not
+        # move the queue back. So do not repeat the messages in between.
         before = self.before
         self.before = None
         if before is None:

@@ -166,7 +166,7 @@ class NodeMissing:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenRead:
-    """The names below a node, unordered."""
+    """The names below a node, in no particular order."""
 
     names: tuple[str, ...]
 
@@ -264,7 +264,7 @@ class Machine:
     def tick(self) -> None: ...
 
     def flush(self) -> None:
-        """Send the requests that follow from the events so far."""
+        """Send the requests that result from the events so far."""
 
     def due(self) -> float:
         """Return the clock time of the next `tick`; `inf` if no tick is needed."""

@@ -130,7 +130,7 @@ def plan_filtered(
 
 @dataclass(slots=True)
 class _Class:
-    """Queues that match the same groups."""
+    """A class of queues, which match the same groups."""
 
     takers: tuple[int, ...]
     queues: dict[str, None] = field(default_factory=dict)
@@ -283,7 +283,7 @@ class _Flow:
         return -1 if self.amounts[number][group] < self.homes[number][group] else 0
 
     def _paths(self, source: int) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """Return the cost to each group, with the previous class and group (Bellman-Ford)."""
+        """Find the cheapest path to each group; return costs and previous steps (Bellman-Ford)."""
         costs = [FAR] * len(self.sizes)
         costs[source] = 0
         came_from: dict[int, tuple[int, int]] = {}

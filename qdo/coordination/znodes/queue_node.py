@@ -214,7 +214,7 @@ def cancel_outcome(
     if position <= done:
         return CancelOutcome.DONE
     if progress is not None and position in progress.cancelled:
-        return CancelOutcome.ALREADY  # even if done, because it never started
+        return CancelOutcome.ALREADY  # the message never started, even if it counts as done
     if progress is not None and progress.is_done(position):
         return CancelOutcome.DONE
     if any(each.position == position for each in failures):
@@ -263,7 +263,7 @@ def parse_last(text: Any, most: int = MAX_LAST) -> tuple[int, str | None]:
 class QueueNode:
     """The progress of a queue, and its owner."""
 
-    # All messages up to this position are done; 0 before the first message.
+    # The position up to which all messages are done; 0 before the first message.
     last: int = 0
     # The name of the owner's worker node; "" for a free queue, or if no znode can have the name.
     owner: str = ""
@@ -278,7 +278,7 @@ class QueueNode:
     fault: str | None = None
     # The failure record of a message after `last`; None without a failing message.
     failure: FailureRecord | None = None
-    # Keys of other tools, which qdo keeps unchanged.
+    # The keys of other tools, which qdo keeps unchanged.
     extra: tuple[tuple[str, Any], ...] = ()
     # The progress beyond `last`; None if workers process messages strictly in order.
     out_of_order: OutOfOrderProgress | None = None

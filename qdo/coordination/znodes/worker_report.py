@@ -80,7 +80,7 @@ class WorkerReport:
     blocked_by: str | None = None
     # Unix time.
     blocked_since: float | None = None
-    # `engine.slot.Counters` describes the counts from here to `undone`.
+    # For `processed`, `failed` and the following counts up to `undone`, see `engine.slot.Counters`.
     processed: int | None = None
     failed: int | None = None
     retried: int | None = None
