@@ -1,1 +1,1 @@
-"""The command line: parses arguments, and writes data from `qdo.ops` as tables or JSON."""
+"""The command line, which parses arguments and writes data from `qdo.ops` as tables or JSON."""

@@ -14,13 +14,13 @@ from qdo.cli.options import reason_option, with_output
 from qdo.cli.output import Columns, emit, print_message, same_cells
 from qdo.errors import RejectedError
 
-# A function that writes the effect of a change to a stream, in a format of --output.
+# A function that writes the effect of a change to a stream, in one of the formats of --output.
 Show = Callable[[str, TextIO], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The effect of a change: arguments for `emit`, with items that may lack `executed`."""
+    """The effect of a change, as arguments for `emit`. Items may lack the key `executed`."""
 
     schema: str
     columns: Columns
@@ -34,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """The options of a change; `form` is the output format, `reason` is for the action log."""
+    """The options of a change. `form` is the output format. The action log gets `reason`."""
 
     dry_run: bool
     yes: bool
@@ -42,12 +42,13 @@ class Consent:
     reason: str = ""
 
     def given(self, what: str, show: Show, *, asks: bool = True) -> bool:
-        """Return whether to make the change; otherwise the effect has been shown.
+        """Return whether to make the change; if not, show the effect of the change.
 
         The command must not change or create anything before this returns True.
 
         :param what: the change as an imperative such as "delete 2 queues", for messages.
-        :param show: writes the effect; called only if the change is not confirmed yet.
+        :param show: a function that writes the effect, to call only if the change is not confirmed
+            yet.
         :raises RejectedError: the operator has not confirmed the change.
         """
         unconfirmed = asks and not self.yes
@@ -59,7 +60,7 @@ class Consent:
         if not unconfirmed:
             return True
         if sys.stdin.isatty() and sys.stderr.isatty():
-            show("table", sys.stderr)  # stdout is for the result
+            show("table", sys.stderr)  # only the result belongs to stdout
             if _answer(what):
                 return True
         else:
@@ -75,10 +76,10 @@ def _answer(what: str) -> bool:
 
 
 def changing(*names: str, logged: bool = True, **options: bool) -> Callable[[Any], Any]:
-    """Give a command --dry-run, --yes, --reason and --output, as `consent`, and the settings.
+    """Add --dry-run, --yes, --reason and --output (as `consent`) and the settings to a command.
 
-    :param logged: the change has an entry in the action log of an app, with --reason.
-    :param options: as for `with_settings`.
+    :param logged: whether the action log of an app gets an entry for the change, with --reason.
+    :param options: options of `with_settings`.
     """
 
     def decorate(function: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Open the coordinator and the broker of the app in the settings, for a command.
+"""Opens the coordinator and the broker of an app for a command.
 
-Their modules are imported only when they are opened, because --help and usage errors do not need
-them.
+Functions import the modules of coordinator and broker late, because --help and usage errors do not
+need them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOTHING_THERE = {
 def open_connections(
     settings: Settings, *, broker: bool = True, coordinator: bool = True, create: bool = False
 ) -> Iterator[Connections]:
-    """Open coordinator and broker with `connections_of`; print a hint if a file is missing."""
+    """Open coordinator and broker with `connections_of`. Print a hint if a file is missing."""
     from qdo.connections.opened import connections_of
     from qdo.coordination.bulk_reads import exists_later
 
@@ -75,13 +75,16 @@ def _note_unknown(settings: Settings, client: Client, broker: Broker | None) -> 
 
 @cache
 def _print_once(text: str) -> None:
-    print_message(text)  # once per process: some commands read repeatedly
+    print_message(text)  # only once per process, because some commands read repeatedly
 
 
 def note_in_action_log(
     settings: Settings, command: str, target: str, before: Values, after: Values, reason: str
 ) -> None:
-    """Write an action log entry for a change in the broker; print the reason if that fails."""
+    """Write an entry to the action log for a change in the broker.
+
+    Print the reason if the write fails.
+    """
     from qdo.connections.opened import noted_in_action_log
     from qdo.fleet.audit import AuditTrail
 
@@ -119,8 +122,8 @@ def open_for_queue(
 ) -> Iterator[Fleet]:
     """Open coordinator and broker for a command about a queue, or raise NotFoundError.
 
-    :param check: raises an error if the broker does not support the command.
-    :param create: create a missing file of the coordinator, for writing.
+    :param check: a function that raises an error if the broker does not support the command.
+    :param create: create a missing coordinator file, because the command writes.
     """
     require_app(settings)
     with open_connections(settings, create=create) as connections:

@@ -1,4 +1,4 @@
-"""Runs a command line: groups of commands, errors, exit codes. Few imports keep --help fast."""
+"""Runs command lines and converts errors to exit codes. Few imports keep --help fast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Exit codes:
   6  not found
   130  interrupted"""
 INTERRUPTED = 130
-# Option of `qdo send`, whose BODY may then be any bytes.
+# Option of `qdo send`. With this option, BODY may be any bytes.
 RAW = "--raw"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -39,8 +39,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def run(command: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code.
 
-    Every error that qdo raises deliberately becomes one line on stderr, without a traceback
-    unless --debug is given. A reader of stdout that exits early, such as `head`, is not an error.
+    Every error that qdo raises deliberately becomes one line on stderr. Only --debug adds a
+    traceback. A reader of stdout that exits early, such as `head`, is not an error.
     """
     _replace_closed_streams()
     _escape_what_a_stream_lacks()
@@ -76,15 +76,16 @@ def completion_variable(program: str) -> str:
 
 
 def _escape_what_a_stream_lacks() -> None:
-    # A character that a terminal cannot encode must not hide a whole list.
+    # Escape characters that a terminal cannot encode, because one character must not hide a whole
+    # list.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _replace_closed_streams() -> None:
-    # Some supervisors close these streams. Python sets them to None, and the next opened file would
-    # get the number of the stream.
+    # Some supervisors close these streams. Python then sets them to None, and the next opened file
+    # would get the stream's file descriptor.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - kept open
@@ -107,7 +108,7 @@ def _invoke(
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)  # the help
+        click.echo(error.format_message(), err=True)  # the text of --help
         return UsageError.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else program
@@ -120,7 +121,7 @@ Commands: TypeAlias = Mapping[str, tuple[str, str, str]]
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command at its first use; `sections` lists commands by heading."""
+    """A group that imports each command at its first use. `sections` has the headings."""
 
     def __init__(self, *, sections: Mapping[str, Commands], **options: Any) -> None:
         super().__init__(**options)

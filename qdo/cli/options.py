@@ -1,4 +1,4 @@
-"""Shared options of commands: the settings, the app, the output."""
+"""Shared options of commands, for the settings, the app and the output."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _METAVARS = {
 
 
 class Duration(click.ParamType[float]):
-    """The type of an option such as 90, 15m, 2h or 7d; its value is in seconds.
+    """The type of an option for a duration such as 90, 15m, 2h or 7d. Its value is in seconds.
 
-    :param rule: the requirement of `allows` on the seconds, for error messages.
+    :param rule: the requirement that `allows` checks, for error messages.
     """
 
     name = "DURATION"
@@ -72,7 +72,7 @@ class Duration(click.ParamType[float]):
 
 
 class Time(click.ParamType[float]):
-    """The type of an option for a time; its value is a Unix time."""
+    """The type of an option for a time. Its value is a Unix time."""
 
     name = "TIME"
 
@@ -105,7 +105,7 @@ def duration_option(
 def limit_option(
     default: int | None, help: str, most: int | None = None
 ) -> Callable[[_Function], _Function]:
-    """Add --limit, from 1 to `most`; without a default, None means no limit."""
+    """Add --limit, from 1 to `most`. If `default` is None, there is no limit by default."""
     return click.option(
         "--limit",
         metavar="N",
@@ -117,10 +117,10 @@ def limit_option(
 
 
 def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | None, Settings]:
-    """Return the app that `settings` name, and its settings; report overridden settings."""
+    """Return the app that `settings` name, and the app's settings. Report overridden settings."""
     app, settings = import_app(settings)
     if app is not None:
-        # The user typed the options of this command line.
+        # Do not report options, because the user has just typed them.
         report_overridden(app, settings, [each for each in names if not _is_option(settings, each)])
     return app, settings
 
@@ -128,15 +128,15 @@ def import_settings(settings: Settings, names: Collection[str]) -> tuple[App | N
 def import_app(settings: Settings) -> tuple[App | None, Settings]:
     """Return the app that the settings name as MODULE:APP, and the settings in force.
 
-    If the settings contain only a name or no app, return them unchanged, with None as the app.
+    If the settings contain only a name or no app, return None and the unchanged settings.
     """
     if not settings.target:
         _note_dotted(settings.app)
         return None, settings
-    # Import this late: a command that needs only the app's name starts faster.
+    # Import this late, because a command that needs only the app's name then starts faster.
     from qdo.loading import load_named_app
 
-    # The app's module may print, but stdout is only for the data of the command.
+    # The app's module may print, but only the command's data belongs to stdout.
     with contextlib.redirect_stdout(sys.stderr):
         app = load_named_app(settings)
     return app, app.use(settings)
@@ -174,7 +174,10 @@ def is_code_known(settings: Settings) -> bool:
 
 
 def code_hint(settings: Settings, name: str) -> str:
-    """Return the end of a hint about an empty location, because unread code may name another."""
+    """Return the end of a hint about an empty location.
+
+    Code that was not read may name another location.
+    """
     if is_code_known(settings) or settings.origin(name) != DEFAULT:
         return ""
     return f"; if the code of app {settings.app!r} sets another {name}, use --app MODULE:APP"
@@ -183,16 +186,17 @@ def code_hint(settings: Settings, name: str) -> str:
 def with_settings(
     *names: str, import_app: bool = True, pass_app: bool = False
 ) -> Callable[[_Function], click.Command]:
-    """Give a function --config, --debug, an option for each named setting, and `settings`.
+    """Add --config, --debug, an option for each named setting, and `settings` to a function.
 
-    :param import_app: import an app that is named as MODULE:APP, for the settings in its code.
-    :param pass_app: the function also gets the imported app or None, as `code`.
+    :param import_app: import an app that is named as MODULE:APP, because its code may contain
+        settings.
+    :param pass_app: also pass the imported app, or None, to the function as `code`.
     """
     chosen = [each for each in declarations() if each.name in names and each.kind != "tables"]
 
     def decorate(function: Any) -> Any:
         def call(config: str | None, **arguments: Any) -> Any:
-            # Check them like values of other sources, so that errors are the same.
+            # Check options like values from other sources. Then the errors are the same.
             flags = {each.name: _given(arguments.pop(each.name)) for each in chosen}
             settings = load(flags=flags, config=config)
             app = None
@@ -254,9 +258,9 @@ def _debug_option(function: Any) -> Any:
 
 
 def with_output(*names: str, **options: bool) -> Callable[[Any], Any]:
-    """Give a command -o table|json|jsonl|csv|name, as `form`, and settings.
+    """Add -o table|json|jsonl|csv|name (as `form`) and settings to a command.
 
-    :param options: as for `with_settings`.
+    :param options: options of `with_settings`.
     """
 
     def decorate(function: Any) -> Any:
@@ -286,7 +290,7 @@ def reason_option(function: _Function) -> _Function:
 
 
 def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    from qdo.fleet.audit_entries import MAX_TEXT  # only a change needs it
+    from qdo.fleet.audit_entries import MAX_TEXT  # only changes need this module
 
     if len(value) > MAX_TEXT:
         raise UsageError(
@@ -297,7 +301,7 @@ def _checked_reason(context: click.Context, parameter: click.Parameter, value: s
 
 
 def require_app(settings: Settings) -> str:
-    """Return the name of the app; raise UsageError if none is given."""
+    """Return the name of the app; raise UsageError if the settings name no app."""
     if not settings.app:
         raise UsageError(
             reason="an app must be named; use --app MODULE:APP, QDO_APP=MODULE:APP, or "

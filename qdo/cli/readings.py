@@ -1,4 +1,4 @@
-"""Judges queues for a command: its options, its readings, and --watch."""
+"""Reads and judges queues for commands, and adds their options, such as --watch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHARED = ("app", "broker", "coordinator", "namespace", "connect_seconds")
 
 WATCH = "2s"
-# The terminal's second screen, without a cursor.
+# Switches to the terminal's second screen and hides the cursor.
 _BEGIN = "\x1b[?1049h\x1b[?25l"
 _END = "\x1b[?25h\x1b[?1049l"
 _HOME = "\x1b[H"
@@ -89,7 +89,7 @@ def reading_options(function: Any) -> Any:
 
 
 def read_statuses(connections: Connections, glob: str, budget: int | None = None) -> Statuses:
-    from qdo.ops.status import queue_statuses  # imports all brokers, which --help does not need
+    from qdo.ops.status import queue_statuses  # imports all brokers, but --help needs none of them
 
     return queue_statuses(
         connections.client,
@@ -102,7 +102,7 @@ def read_statuses(connections: Connections, glob: str, budget: int | None = None
 
 
 def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> list[Statuses]:
-    """Read the queues once, or twice with a pause of `--window`."""
+    """Read the queues once. With --window, read them again after this pause."""
     readings = [read_statuses(connections, glob, reading.budget)]
     if reading.pause_seconds:
         time.sleep(reading.pause_seconds)
@@ -111,7 +111,7 @@ def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> li
 
 
 def report_unasked(statuses: Statuses) -> None:
-    """Report on stderr the number of unrequested backlogs."""
+    """Report the number of backlogs that were not requested, on stderr."""
     if statuses.unasked:
         print_message(
             f"{statuses.unasked} of {pluralize(len(statuses.queues), 'backlog')} were not"
@@ -142,7 +142,7 @@ def watch_option(function: _Function) -> _Function:
 
 
 def watch_parameter(function: _Function) -> _Function:
-    """Add -w DURATION, as the seconds `watch`."""
+    """Add -w DURATION. Its value in seconds is the argument `watch`."""
     return click.option(
         "-w",
         "--watch",
@@ -154,7 +154,7 @@ def watch_parameter(function: _Function) -> _Function:
 
 
 def watched(show: Callable[[], Any], seconds: float | None) -> Any:
-    """Call a function that writes: once, or repeatedly if the user gave a duration."""
+    """Call a function that writes output. Call it repeatedly if `seconds` is not None."""
     if seconds is None:
         return show()
     if sys.stdout.isatty():
@@ -165,7 +165,7 @@ def watched(show: Callable[[], Any], seconds: float | None) -> Any:
 
 
 def watch_screen(show: Callable[[], None], seconds: float) -> None:
-    """Show the output of a function to stdout and stderr, until the user types q."""
+    """Show the output that a function writes to stdout and stderr, until the user types q."""
     with _screen():
         while True:
             lines = _written(show)
@@ -182,7 +182,7 @@ def watch_screen(show: Callable[[], None], seconds: float) -> None:
 
 
 class _Captured(io.StringIO):
-    """The output of a command to the terminal."""
+    """Captures the output of a command as if the output were a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -200,7 +200,7 @@ def _written(show: Callable[[], None]) -> list[str]:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
-    """Use the terminal's second screen; read keys without Enter if standard input is a terminal."""
+    """Use the terminal's second screen. If stdin is a terminal, read keys without Enter."""
     with contextlib.ExitStack() as stack:
         if sys.stdin.isatty():
             import termios
@@ -210,7 +210,8 @@ def _screen() -> Iterator[None]:
             stack.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
             tty.setcbreak(sys.stdin)
         stack.callback(lambda: (sys.stdout.write(_END), sys.stdout.flush()))
-        # SIGTERM would end the process without these callbacks, and leave the second screen.
+        # By default, SIGTERM ends the process without these callbacks, which would leave the second
+        # screen open.
         signal.signal(signal.SIGTERM, _terminate)
         sys.stdout.write(_BEGIN)
         yield

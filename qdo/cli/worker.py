@@ -1,4 +1,4 @@
-"""The command `qdo-worker`: runs worker processes until a stop signal."""
+"""The command `qdo-worker`, which runs worker processes until a stop signal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ instead of `drain_seconds` if it is longer."""
     "log_level",
     "log_format",
     "log_config",
-    import_app=False,  # the worker processes import it
+    import_app=False,  # the worker processes import the app
 )
 @version_option
 def worker(target: str | None, settings: Settings) -> int:

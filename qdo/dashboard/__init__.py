@@ -1,4 +1,4 @@
-"""A dashboard for the queues of an app: `qdo dashboard`, or part of your own WSGI app."""
+"""A dashboard for the queues of an app. Run `qdo dashboard`, or mount it in your own WSGI app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access to the dashboard: tokens, sessions, and checks of every request."""
+"""Controls access to the dashboard with tokens, sessions, and checks of every request."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ access = Blueprint("access", __name__)
 
 
 def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
-    """Check every request, and add security headers to every answer."""
+    """Check every request, and add security headers to every response."""
     tokens = f"{options.viewer_token}\n{options.operator_token}"
     # Sessions survive a restart, but end when a token changes.
     derived = hmac.new(tokens.encode(), b"qdo dashboard sessions", hashlib.sha256).digest()
     flask.secret_key = derived if options.has_login else secrets.token_bytes(32)
     flask.permanent_session_lifetime = timedelta(hours=SESSION_HOURS)
     flask.config.update(
-        # Cookies ignore ports, so two dashboards on one host need different cookie names.
+        # Cookies ignore ports. Therefore two dashboards on one host need different cookie names.
         SESSION_COOKIE_NAME=f"qdo-{hashlib.sha256(app.encode()).hexdigest()[:8]}",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
@@ -78,7 +78,7 @@ def csrf_token() -> str:
 
 
 def operator_name() -> str:
-    """Return the operator for the action log: the name given at login, and the address."""
+    """Return the name from the login and the address of the operator, for the action log."""
     return f"{session.get('name') or OPERATOR} (dashboard, {request.remote_addr})"
 
 
@@ -112,7 +112,7 @@ def _role(options: DashboardOptions) -> str | None:
 
 
 def _check_origin() -> None:
-    """Refuse forms of other sites; compare only the host, because a proxy may use HTTPS."""
+    """Refuse forms from other sites. Compare only the host, because a proxy may use HTTPS."""
     if urlsplit(request.headers.get("Origin", "")).netloc != request.host:
         abort(403, "the request must come from a page of this dashboard")
 
@@ -154,7 +154,7 @@ def enter() -> BaseResponse | tuple[str, int]:
 
 @access.post("/logout")
 def leave() -> BaseResponse:
-    """End the session of this browser; a copy of the cookie works until it expires."""
+    """End the session of this browser. A copy of the cookie works until it expires."""
     session.clear()
     return redirect(url_for("access.login"))
 
@@ -165,7 +165,7 @@ def _login_page(fault: str = "") -> str:
 
 
 def _role_of(options: DashboardOptions, token: str) -> str | None:
-    """Return the role of a token; compare both tokens in constant time."""
+    """Return the role of a token. Compare both tokens in constant time."""
     matching = None
     for role, expected in ((VIEWER, options.viewer_token), (OPERATOR, options.operator_token)):
         digest = hashlib.sha256(token.encode(errors="replace")).digest()
@@ -176,6 +176,6 @@ def _role_of(options: DashboardOptions, token: str) -> str | None:
 
 
 def _safe_target(path: str) -> str:
-    """Return a page of this dashboard, never another site."""
+    """Return the address of a page of this dashboard, never of another site."""
     plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return request.script_root + path if plain else url_for("pages.overview")

@@ -1,9 +1,10 @@
-"""Pages for actions of operators, with the functions of the commands of the same names.
+"""Pages for actions of operators. They call the same functions as the commands of the same names.
 
-Operators confirm each action: the first answer shows the targets and their number.
+Operators confirm each action after a page that shows the targets and their number.
 
-A page can ask the owner of a queue for its messages in flight, like `qdo ps`. This changes nothing,
-so it needs no confirmation. It costs nodes of the coordinator, so only operators may ask.
+A page can ask the owner of a queue for its messages in flight, like `qdo ps`. A question changes
+nothing, so it needs no confirmation. Only operators may ask, because each question creates nodes in
+the coordinator.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ _DECISIONS: dict[OperatorDecision, str] = {
     "dead-letter": "Make a dead letter of",
 }
 
-# For more queues, read the dead letters of all queues and filter them.
+# Maximum number of queues to read separately. For more, read the dead letters of all queues and
+# filter them.
 MOST_QUEUES = 20
 
 _Result = TypeVar("_Result")
@@ -63,10 +65,10 @@ _log = logging.getLogger(__name__)
 actions = Blueprint("actions", __name__, url_prefix="/actions")
 asking = Blueprint("asking", __name__, url_prefix="/ask")
 
-# Total waiting time of a page. The worker has a second less.
+# Maximum waiting time of a page. The worker has one second less to answer.
 ANSWER_SECONDS = 5.0
 MOST_RUNS = 20
-# Maximum number of waiting questions. Each occupies one of the server's 16 threads.
+# Maximum number of waiting questions. Each question occupies one of the server's 16 threads.
 MOST_AT_ONCE = 4
 
 
@@ -114,7 +116,7 @@ def resume() -> str | Response:
 
 @actions.post("/decide")
 def decide() -> str | Response:
-    """Decide about a failing message of a queue, which is named by its position."""
+    """Decide about the failing message of a queue that has the position in the form."""
     queue = request.form.get("queue", "")
     position = request.form.get("position", "")
     decision = next((each for each in _DECISIONS if each == request.form.get("decision")), None)
@@ -199,7 +201,7 @@ def cancel_request() -> str | Response:
 
 
 def _letters(named: Sequence[str]) -> list[Letter]:
-    """Return the dead letters whose names a form contains, see `Letter.name`."""
+    """Return the dead letters whose names (`Letter.name`) a form contains."""
     wanted = set(named)
     queues = {queue for each in wanted if (queue := _queue_in(each)) is not None}
 
@@ -243,7 +245,7 @@ def _reason() -> str:
 
 
 def _confirmed(count: int) -> bool:
-    """Return whether the operator has confirmed this number and given a reason."""
+    """Return whether the operator has confirmed this number of targets and given a reason."""
     return request.form.get("confirmed") == str(count) and bool(_reason())
 
 
@@ -272,7 +274,7 @@ def _changed(change: Callable[[Connections], _Result]) -> _Result:
     shown = board()
     try:
         return shown.acting.run(change)
-    finally:  # an action may have had an effect before an error
+    finally:  # even a failed action may have had an effect
         shown.direct.forget()
         shown.reader.look_again()
 
@@ -303,7 +305,7 @@ def runs() -> str:
 
 
 def _items(found: RunsRead) -> list[dict[str, Any]]:
-    """Return the messages with durations that a worker can have written."""
+    """Return the messages with possible durations."""
     return [each for each in found.items[:MOST_RUNS] if 0 <= each["seconds"] < math.inf]
 
 

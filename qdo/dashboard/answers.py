@@ -1,4 +1,7 @@
-"""The content of the dashboard's pages and JSON. Each part is read once for all clients."""
+"""The content of the dashboard's pages and JSON.
+
+The dashboard reads each part once for all clients.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,11 @@ from qdo.text import describe
 
 _log = logging.getLogger(__name__)
 
-# Number of the newest action log entries to show; the log keeps at most 5,000.
+# Maximum number of entries of the action log to show. The log keeps at most 5,000 entries.
 MOST_ENTRIES = 1000
 FAILURES = 10
 OWNERS = 10
-# Maximum numbers of waiting and of delayed messages of a queue on a page.
+# Maximum number of messages of each kind on the page of a queue.
 MESSAGES = 50
 # Lists of messages omit longer bodies, because many lists may be in memory at the same time.
 LONG_BYTES = 100_000
@@ -58,7 +61,7 @@ DAY_SECONDS = 86400.0
 Item = dict[str, Any]
 _Item = TypeVar("_Item")
 
-# Maximum count. Only another program writes a larger number.
+# Maximum count in a minute. qdo never writes a larger number.
 MOST_A_MINUTE = 10**9
 _BODY_KEYS = ("body", "body_base64", "body_error", "headers", "key")
 
@@ -84,7 +87,7 @@ def _selected(reading: Reading, glob: str, states: Collection[str], sort: str) -
 def _in_coordinator(
     board: Board, key: Hashable, read: Callable[[Client, Layout], list[_Item]]
 ) -> list[_Item]:
-    """Return a list from the coordinator; return an empty list if its file does not exist."""
+    """Return a list from the coordinator, or an empty list if the coordinator's file is missing."""
 
     def opened(connections: Connections) -> list[_Item]:
         client = connections.client
@@ -200,9 +203,9 @@ def live_settings(board: Board) -> ShownSettings:
 
 
 def last_hour(workers: Sequence[WorkerStatus], newest: int) -> list[list[int]]:
-    """Return three counts of all workers for each minute of the hour that ends at a minute."""
-    # The counts of `LastHour`. Minutes outside of this hour, for instance from a wrong clock, are
-    # omitted.
+    """Return the sums of all workers' three counts for each minute of the hour before `newest`."""
+    # Sum the counts of `LastHour`. Ignore minutes outside of this hour, for example from a wrong
+    # clock.
     sums = {minute: [minute, 0, 0, 0] for minute in range(newest - MINUTES + 1, newest + 1)}
     for hour in filter(None, (each.report.last_hour for each in workers)):
         for place, counts in enumerate((hour.done, hour.failed, hour.dead_lettered), 1):
@@ -276,7 +279,7 @@ def letters(board: Board, queues: str = "*") -> list[Letter]:
 
 
 def failed_elsewhere(board: Board) -> list[ops.ErrorGroup]:
-    """Return failures that are not dead letters: of timers and outboxes."""
+    """Return the failures of timers and outboxes, which are not dead letters."""
 
     def read(client: Client, layout: Layout) -> list[ops.ErrorGroup]:
         return read_failed_elsewhere(client, layout, time.time())
@@ -285,7 +288,7 @@ def failed_elsewhere(board: Board) -> list[ops.ErrorGroup]:
 
 
 def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
-    """Return items of qdo.dead-letters/2, with bodies only if the options allow it."""
+    """Return items of qdo.dead-letters/2, with bodies only if the options allow bodies."""
 
     shown = board.options.show_bodies
 
@@ -308,12 +311,12 @@ def exported(board: Board, chosen: Sequence[Letter]) -> list[dict[str, Any]]:
 def _items(
     found: Iterable[_Item], make: Callable[[_Item], Item], with_bodies: bool
 ) -> Iterator[Item]:
-    """Yield the items of messages; omit messages that cannot be shown."""
+    """Yield the items of messages. Omit messages that cannot be shown."""
     for each in found:
         try:
             item = make(each)
         except NotFoundError:
-            continue  # the message was retried, done or discarded
+            continue  # the message has been retried, done or discarded
         except QdoError:
             raise
         except Exception as error:  # noqa: BLE001 - another program wrote the text
@@ -332,7 +335,7 @@ def _items(
 def messages(
     board: Board, queue: str, name: str = "", kinds: Collection[Kind] = KINDS
 ) -> list[Item]:
-    """Return the next messages of a queue, delayed messages last; or the message with a name.
+    """Return the next messages of a queue, delayed messages last, or the message with a name.
 
     For SQS, return only messages that the coordinator records.
     """
@@ -368,7 +371,7 @@ def messages(
 
 
 def letter(board: Board, queue: str, id: str | None = None) -> tuple[Letter, Item] | None:
-    """Return a dead letter of a queue, or the newest, and its item; None if it does not exist."""
+    """Return a dead letter of a queue (without `id`, the newest) and its item, or None."""
     own = [each for each in letters(board, queue) if each.entry.queue == queue]
     named = [each for each in own if id is None or id in (each.id, each.place)]
     items = exported(board, named[:1])
@@ -382,7 +385,7 @@ class Part(Generic[_Item]):
     items: Sequence[_Item]
     number: int
     pages: int
-    # Number of its first item, counted from 1; 0 if there are no items.
+    # Number of the first item on the page, counted from 1; 0 if there are no items.
     first: int
     last: int
     total: int
@@ -391,7 +394,7 @@ class Part(Generic[_Item]):
 def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
     """Return a page of a list, or the nearest page if this number does not exist.
 
-    :param number: from the address of the page; invalid numbers count as 1.
+    :param number: the number in the address of the page. Invalid numbers count as 1.
     """
     pages = max(1, -(-len(items) // size))
     page = int(number[:9]) if number and number.isascii() and number.isdecimal() else 1
@@ -403,5 +406,5 @@ def paged(items: Sequence[_Item], number: str | None, size: int) -> Part[_Item]:
 
 
 def glob_of(text: str) -> str:
-    """Return the glob for a filter text; plain text matches anywhere in a name."""
+    """Return the glob for a filter text. Plain text matches anywhere in a name."""
     return f"*{text}*" if text and not set(text) & set("*?[") else text or "*"

@@ -1,4 +1,4 @@
-"""The JSON of the dashboard: the same items as ``-o json`` of the commands of the same names.
+"""The JSON of the dashboard. The items are those of the commands' ``-o json``.
 
 Long lists have pages. Dead letters and events are sorted newest first.
 """
@@ -21,7 +21,7 @@ from qdo.ops.items import QUEUE_SORTS, component_item, queue_item, worker_item
 from qdo.ops.verdicts import QueueHealth
 from qdo.settings.listing import config_items
 
-# Maximum number of items in an answer; `page` selects further items.
+# Maximum number of items in a response. `page` selects further items.
 MOST_ITEMS = 1000
 _LETTERS = 100
 _STATES = tuple(each.value for each in QueueHealth)
@@ -82,12 +82,12 @@ def _queue(shown: Board) -> _Items:
 
 
 def _dead_letters(shown: Board) -> _Items:
-    """Return the items of `qdo dead-letters`, in pages, newest first."""
+    """Return a page of the items of `qdo dead-letters`, newest first."""
     return answers.exported(shown, _page(answers.letters(shown, _glob()), _LETTERS))
 
 
 def _requests(shown: Board) -> _Items:
-    """Return items of `qdo requests list POOL`: in a state, or all unfinished requests."""
+    """Return the items of `qdo requests list POOL` in one state, or of all unfinished requests."""
     state = request.args.get("state", "")
     _check([state] if state else [], (*STATES, *OUTCOMES))
     return answers.requests(shown, request.args.get("pool"), state)

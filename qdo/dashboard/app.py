@@ -25,8 +25,8 @@ def create_app(settings: Settings, **options: Any) -> Flask:
     The app opens connections at the first request. `close_app` ends its threads.
 
     :param settings: the settings of the app, such as ``app.settings``.
-    :param options: see `DashboardOptions`.
-    :raises DashboardUnsafeError: there is no token, and `anonymous` is not set.
+    :param options: the fields of `DashboardOptions`.
+    :raises DashboardUnsafeError: there is no token, and `anonymous` is False.
     """
     chosen = DashboardOptions(**options)
     chosen.check()

@@ -1,4 +1,4 @@
-"""The dashboard of an app: its options, and the common parts of its pages."""
+"""The options of the dashboard, and the common parts of its pages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ LEAST_TOKEN = 16
 VIEWER = "viewer"
 OPERATOR = "operator"
 EXTENSION = "qdo"
-# How long a page waits for a reading. It answers within a second, even without a reading.
+# Maximum time for which a page waits for a reading. A page appears within a second, even without a
+# reading.
 PAGE_WAIT_SECONDS = 0.5
-# JSON is for programs, which prefer to wait rather than ask again.
+# Maximum time for which JSON waits for a reading. Programs prefer waiting to asking again.
 ANSWER_WAIT_SECONDS = 10.0
 
 
@@ -30,12 +31,12 @@ class DashboardOptions:
     """Options of the dashboard.
 
     :ivar viewer_token: token for read access; "" if there is none.
-    :ivar operator_token: token for actions, too, if `allow_actions` is set.
+    :ivar operator_token: token for read access, and for actions if `allow_actions` is True.
     :ivar anonymous: every visitor has read access if there are no tokens.
-    :ivar allow_actions: operators may make changes; requires the operator token.
+    :ivar allow_actions: operators may make changes. Requires the operator token.
     :ivar show_bodies: show the bodies of messages.
-    :ivar hosts: further names of the dashboard in browsers, besides localhost and IP addresses.
-    :ivar https: browsers send the session's cookie over HTTPS only.
+    :ivar hosts: names of the dashboard in browsers, in addition to localhost and IP addresses.
+    :ivar https: browsers send the session's cookie only over HTTPS.
     :ivar pause_seconds: the minimum pause between two readings.
     """
 
@@ -79,7 +80,7 @@ class DashboardOptions:
 
     def serves(self, host: str) -> bool:
         """Return whether browsers may use this Host header."""
-        # An attacker may point another name at this machine, to read pages through a browser that
+        # An attacker may point another name at this machine to read pages through a browser that
         # can reach the machine. An attacker cannot redirect an IP address.
         name = host_name(host)
         if name in ("localhost", *(each.lower() for each in self.hosts)):
@@ -117,7 +118,7 @@ class Board:
     reader: FleetReader
     # Reads additional data for some pages.
     direct: DirectReads
-    # Asks workers. This takes longer, so other pages do not wait for it.
+    # Asks workers. Other pages do not wait for these questions, which take longer.
     asking: DirectReads
     # Runs actions of operators. Reads do not delay them.
     acting: Actions
@@ -131,13 +132,13 @@ class Board:
 
     @property
     def reading_id(self) -> str:
-        """The id of the current content of pages, with a time, so that restarts change it."""
+        """The id of the current content of pages. It contains a time and changes at a restart."""
         reading = self.reader.look()
         at = 0.0 if reading is None else reading.at
         return f"{at:.3f}{'-fault' if self.reader.fault else ''}"
 
     def coordinator(self, connections: Connections) -> Client:
-        """Return the coordinator of connections; raise NotFoundError if its file is missing."""
+        """Return the coordinator's client; raise NotFoundError if its file is missing."""
         if connections.client is None:
             raise NotFoundError(what="coordinator", name=self.settings.coordinator)
         return connections.client

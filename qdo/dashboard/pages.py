@@ -1,4 +1,4 @@
-"""The pages of the dashboard: the whole app, its queues, and their dead letters."""
+"""The pages of the dashboard, which show the whole app, its queues, and their dead letters."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ WORST = 20
 NEWEST_EVENTS = 10
 EVENT_ROWS = AUDIT_ROWS = 100
 ROWS = 50
-# The missing limits that jobs name.
+# Maximum number of missing limits to show.
 MISSING = 10
 
-# A page, with its HTTP status if it is not 200.
+# A page, with the HTTP status if the status is not 200.
 _Answer = str | tuple[str, int]
 pages = Blueprint("pages", __name__)
 
@@ -58,7 +58,7 @@ def page(template: str, **content: Any) -> str:
 
 
 def with_reading(view: Callable[[Reading], _Answer]) -> Callable[[], _Answer]:
-    """Pass the last reading to a view; before the first reading, show a page that waits."""
+    """Pass the last reading to a view. Before the first reading, show a page that waits."""
 
     @wraps(view)
     def shown() -> _Answer:
@@ -109,7 +109,7 @@ def _overview(reading: Reading) -> dict[str, Any]:
 def workers(reading: Reading) -> str:
     processes = reading.processes
     busy = {(each.host, each.pid): each.busy for each in processes if each.kind == "worker"}
-    # If a job takes a lock or cancels a message, its worker is also a client.
+    # If a job acquires a lock or cancels a message, its worker is also a client.
     others = [
         each for each in processes if each.kind != "worker" and (each.host, each.pid) not in busy
     ]
@@ -245,7 +245,7 @@ queue_pages = Blueprint("queues", __name__)
 @queue_pages.get("/queues")
 @with_reading
 def queues(reading: Reading) -> str:
-    """List queues; filter, sort and limit them here, not in the browser."""
+    """List queues. Filter, sort and limit them here, not in the browser."""
     text = request.args.get("glob", "").strip()
     sort = request.args.get("sort", "state")
     sort = sort if sort in QUEUE_SORTS else "state"

@@ -1,4 +1,4 @@
-"""Reads the whole app for all pages and clients together, only on request of a client."""
+"""Reads the whole app once for all pages and clients, and only when a client requests a page."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from qdo.settings.settings import Settings
 from qdo.system.clock import clock
 from qdo.text import describe, shorten
 
-# Maximum number of requests that wait for reads. Each occupies one of the server's 16 threads, and
-# questions to workers occupy four. The other threads remain for actions.
+# Maximum number of requests that wait for reads. Each request occupies one of the server's 16
+# threads, and questions to workers occupy four threads. The other threads remain for actions.
 MOST_WAITING = 8
-# Unused connections close after this time, so a dashboard without visitors has no cost.
+# Time after which unused connections close. A dashboard without visitors then costs nothing.
 IDLE_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
@@ -51,16 +51,16 @@ _Task = tuple[Callable[[Connections], Any], "Future[Any]"]
 
 MOST_EVENTS = 1000
 COMMAND = "command"
-# Kinds for filters. All commands of operators are one kind.
+# Kinds of events for filters. All commands of operators are one kind.
 EVENT_KINDS = (*KINDS, COMMAND)
 _TEXT_CHARACTERS = 300
-# The pause after a read, as a multiple of the duration of the read. Reads take at most 5 % of one
-# processor, and of the coordinator's time.
+# The pause after a read, as a multiple of the duration of the read. Therefore reads take at most 5
+# % of one processor and of the coordinator's time.
 SHARE = 20
 LONGEST_PAUSE_SECONDS = 60.0
-# Maximum age of a reading for the question whether a queue catches up now.
+# Maximum age of a reading that shows whether a queue is catching up now.
 JUDGED_SECONDS = 300.0
-# Maximum number of results of one reading, such as lists that clients filter and sort.
+# Maximum number of kept results of one reading, such as filtered and sorted lists.
 MOST_READINGS = 32
 KEPT_SECONDS = 5.0
 MOST_DIRECT_READS = 64
@@ -71,7 +71,10 @@ ACTION_SECONDS = 100.0
 
 
 class ConnectedThread:
-    """Runs functions with connections, which it opens on demand and closes after errors."""
+    """A thread that runs functions with connections.
+
+    It opens them on demand and closes them after errors.
+    """
 
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
@@ -82,7 +85,7 @@ class ConnectedThread:
         self._closed = False
 
     def submit(self, function: Callable[[Connections], _Result]) -> Future[_Result]:
-        """Run a function after the waiting functions; its result may be an error."""
+        """Run a function after the waiting functions. The future may contain an error."""
         future: Future[_Result] = Future()
         with self._lock:
             if self._closed:
@@ -108,7 +111,7 @@ class ConnectedThread:
             pass
 
     def _serve(self) -> bool:
-        """Run functions with the same connections; return whether the thread continues."""
+        """Run functions with the same connections. Return whether the thread must continue."""
         with ExitStack() as stack:
             opened: Connections | None = None
             while True:
@@ -123,7 +126,7 @@ class ConnectedThread:
                     continue  # no request waits for the result anymore
                 try:
                     if opened is None or None in (opened.client, opened.broker):
-                        # The file may exist now.
+                        # The missing file may exist now.
                         stack.close()
                         opened = stack.enter_context(connections_of(self._settings))
                     future.set_result(function(opened))
@@ -156,7 +159,7 @@ class EventLog:
     def __init__(self) -> None:
         # Unix time of the first reading; 0.0 before the first reading.
         self.begin = 0.0
-        # Why commands of operators are missing, or None.
+        # The reason why commands of operators are missing, or None.
         self.fault: str | None = None
         self._events: deque[SeenChange] = deque(maxlen=MOST_EVENTS)
         self._before: Look | None = None
@@ -208,8 +211,9 @@ class EventLog:
     def newest(self, glob: str = "*", kinds: Collection[str] = ()) -> list[SeenChange]:
         """Return events, newest first.
 
-        :param glob: matches the subject. Groups match every glob, because they may contain a match.
-        :param kinds: kinds from `EVENT_KINDS`; if empty, all kinds.
+        :param glob: selects changes by their subjects. Groups match every glob, because they may
+            contain a match.
+        :param kinds: kinds from `EVENT_KINDS`; empty for all kinds.
         """
         matches = re.compile(translate(glob)).match
         return [
@@ -260,7 +264,7 @@ class Reading:
         return self.once(("sorted", sort), lambda: sorted(self.judged, key=QUEUE_SORTS[sort]))
 
     def once(self, key: Hashable, compute: Callable[[], _Result]) -> _Result:
-        """Return the result of a function, computed once for all clients."""
+        """Return the result of a function. Compute the result once for all clients."""
         if key not in self._kept:
             if len(self._kept) >= MOST_READINGS:
                 self._kept.clear()
@@ -274,7 +278,7 @@ def describe_fault(error: BaseException) -> str:
 
 
 class FleetReader:
-    """The last reading, and a thread that makes the next reading on request of a client.
+    """The last reading, and a thread that makes the next reading when a client requests it.
 
     :param pause_seconds: the shortest pause between two readings.
     :param room: maximum number of waiting requests of this dashboard.
@@ -298,14 +302,14 @@ class FleetReader:
         self._reading: Reading | None = None
         self.samples = QueueSamples()
         self.events = EventLog()
-        # Why the last attempt to read failed, or None.
+        # The reason why the last attempt to read failed, or None.
         self.fault: str | None = None
 
     def look(self, wait_seconds: float = 0.0) -> Reading | None:
-        """Return the last reading, or None before the first; start the next reading if it is due.
+        """Return the last reading, or None. Start the next reading if the pause is over.
 
-        :param wait_seconds: how long to wait for an unfinished reading, if the last reading is
-            older than the pause after it.
+        :param wait_seconds: maximum time to wait for an unfinished reading if the last reading is
+            too old.
         """
         with self._lock:
             due = clock() >= self._due
@@ -388,10 +392,10 @@ class _DirectRead:
 
 
 class DirectReads:
-    """A thread for reads besides the readings of the whole app.
+    """A thread for reads that are not part of the readings of the whole app.
 
     Equal requests of any number of clients cause one read within `KEPT_SECONDS`, or within `SHARE`
-    times the duration of the read. Results with large bodies are kept for a shorter time.
+    times the duration of the read. The thread keeps results with large bodies for a shorter time.
 
     :param room: maximum number of waiting requests of this dashboard; None for any number.
     """
@@ -415,11 +419,11 @@ class DirectReads:
         read: Callable[[Connections], _Result],
         body_bytes: Callable[[_Result], int] = lambda result: 0,
     ) -> _Result:
-        """Return the result of `read`, or its last result if recent.
+        """Return the result of `read`, or a recent result of the same key.
 
-        :param body_bytes: returns the size of the bodies in a result.
-        :raises UnreadError: the read takes too long, or too many requests wait. A read is cancelled
-            if no request waits for it anymore.
+        :param body_bytes: a function that returns the size of the bodies in a result.
+        :raises UnreadError: the read takes too long, or too many requests wait. A read that no
+            request waits for is cancelled.
         """
         with self._lock:
             kept = self._kept.get(key)
@@ -439,7 +443,7 @@ class DirectReads:
             with self._lock:
                 kept.waiting -= 1
                 if not kept.waiting:
-                    kept.future.cancel()  # has no effect after its beginning
+                    kept.future.cancel()  # has no effect on a read that has begun
 
     def forget(self) -> None:
         """Forget all results, because an action has changed the app."""
@@ -487,7 +491,7 @@ def _has_failed(future: Future[Any]) -> bool:
 
 @contextmanager
 def _place(room: threading.Semaphore | None, future: Future[Any]) -> Iterator[None]:
-    """Take a place among the waiting requests, unless the result is available."""
+    """Take a place among the waiting requests. A request for an available result needs no place."""
     if room is None or future.done():
         yield
     elif not room.acquire(blocking=False):
@@ -501,7 +505,7 @@ def _place(room: threading.Semaphore | None, future: Future[Any]) -> Iterator[No
 
 
 class Actions:
-    """A thread for the actions of operators, which reads of visitors do not delay."""
+    """A thread for the actions of operators. Reads of visitors do not delay these actions."""
 
     def __init__(self, settings: Settings) -> None:
         self._thread = ConnectedThread(settings, "qdo-dashboard-actions")
@@ -509,8 +513,8 @@ class Actions:
     def run(self, change: Callable[[Connections], _Result]) -> _Result:
         """Return the result of an action.
 
-        :raises UnreachableError: the action takes too long. If it has not begun, it will not be
-            executed.
+        :raises UnreachableError: the action takes too long. An action that has not begun is
+            cancelled.
         """
         future = self._thread.submit(change)
         try:

@@ -43,7 +43,7 @@ def level(state: str) -> str:
 
 
 def shown(value: Any) -> Any:
-    """Return a value as text, which Jinja then escapes; "-" for no value."""
+    """Return a value as text, which Jinja then escapes; "-" for a missing value."""
     if value is None:
         return "-"
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -56,7 +56,7 @@ def count(value: int | None) -> str:
 
 
 def backlog(item: Mapping[str, Any]) -> str:
-    """Return the backlog of a queue, with "~" if it is an estimate."""
+    """Return the backlog of a queue, with "~" before an estimate."""
     value = item["backlog"]
     return f"~{count(value)}" if value is not None and item["approximate"] else count(value)
 
@@ -92,7 +92,7 @@ def lines(text: str | None) -> Markup:
 
 
 def exact(text: str) -> Markup:
-    """Return the unchanged text for the value of a hidden field."""
+    """Return the unchanged text, escaped, for the value of a hidden field."""
     return escape(text)
 
 
@@ -109,7 +109,7 @@ def values(found: Mapping[str, Any] | None) -> str:
 
 
 def without_empty_cells(page: str) -> str:
-    """Return a page with "-" in each empty cell, so that templates need not handle empty cells."""
+    """Return a page with "-" in each empty cell. Templates then need not handle empty cells."""
     return _EMPTY_CELL.sub(r'\1<span class="none">-</span>\3', page)
 
 
@@ -129,7 +129,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def params(**changes: Any) -> dict[str, Any]:
-    """Return the parameters of the current page with changes; None removes a parameter."""
+    """Return the parameters of the current page with changes. None removes a parameter."""
     found: dict[str, Any] = {**request.args.to_dict(flat=False), **changes}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -171,14 +171,14 @@ class LineChart:
     top: float
     last: float | None
     most: float
-    # Unix time of the first point; `first_x` is its position.
+    # Unix time of the first point. `first_x` is the position of this point.
     first: float
     first_x: float
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a bar: x, y, width and height in the units of the drawing."""
+    """A part of a bar. Position and size are in the units of the drawing."""
 
     x: float
     y: float
@@ -195,12 +195,12 @@ def line_chart(
 ) -> LineChart | None:
     """Return a chart of points in order of time, or None for fewer than two values.
 
-    :param gap_seconds: points that are further apart are not connected, because readings between
-        them are missing.
-    :param least_top: minimum value at the upper edge, so that an almost constant value makes a flat
-        line.
-    :param span: Unix times of the left and the right edge; by default, of the first and the last
-        point.
+    :param gap_seconds: maximum distance between connected points. Between points that are further
+        apart, readings are missing.
+    :param least_top: minimum value at the upper edge. With this minimum, an almost constant value
+        makes a flat line.
+    :param span: Unix times of the left and the right edge. The default is the times of the first
+        and the last point.
     """
     values = [value for _, value in points if value is not None]
     if len(values) < 2 or points[-1][0] <= points[0][0]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from qdo.ops.status import Statuses
 
-# Samples of all queues together, in 16 MiB. 100,000 queues have 20 samples each; 5,000 have 400.
+# Maximum number of samples of all queues together (16 MiB): 20 samples for each of 100,000 queues,
+# or 400 for each of 5,000.
 MOST_VALUES = 2_000_000
 MOST_SAMPLES = 400
 SUM_SECONDS = 5
@@ -20,7 +21,7 @@ MOST_SUMS = 720
 
 @dataclass(frozen=True, slots=True)
 class QueuePoint:
-    """A queue at a Unix time; None for unknown values."""
+    """The state of a queue at a Unix time. Unknown values are None."""
 
     at: float
     age_seconds: float | None
@@ -28,17 +29,18 @@ class QueuePoint:
 
 
 class QueueSamples:
-    """The samples of the last readings."""
+    """Keeps samples of the last readings."""
 
     def __init__(self) -> None:
-        # Times, indexes of names, ages and backlogs; readings of the same queues share an index.
+        # For each reading: time, index of names, ages and backlogs. Readings of the same queues
+        # share an index.
         self._readings: deque[tuple[float, Mapping[str, int], array[float], array[float]]] = deque()
         self._names: Sequence[str] = ()
         self._index: Mapping[str, int] = {}
         self._sums: dict[int, tuple[float, float | None]] = {}
 
     def add(self, statuses: Statuses, requests: int | None = 0) -> None:
-        """Store a sample of each queue, and forget the oldest samples.
+        """Store a sample of each queue. Forget the oldest samples.
 
         :param requests: number of waiting requests in all pools, or None if unknown.
         """
@@ -61,7 +63,7 @@ class QueueSamples:
             del self._sums[old]
 
     def backlogs(self, since: float) -> list[tuple[float, float | None]]:
-        """Return the times of samples since `since`, and the total backlogs of queues and pools."""
+        """Return times since a Unix time, with the total backlogs of queues and pools."""
         return sorted(each for each in tuple(self._sums.values()) if each[0] >= since)
 
     def of(self, queue: str) -> list[QueuePoint]:

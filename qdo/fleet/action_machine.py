@@ -1,22 +1,23 @@
-"""Perform the actions that operators request of one worker, and log the results. Without I/O.
+"""Performs the actions that operators request from one worker, and logs the results. Does no I/O.
 
-1.  An operator creates a node below ``actions/<worker>``; its name has the form of the names of
-    the action log.
-2.  The worker writes `RUNNING` into the node, at the version that it read, and acts only then. If
-    the answer to this write is lost, a later read shows whether the write took effect, because
-    the node names its claimer.
-3.  One transaction deletes the node and writes an entry with the result into the action log. For
-    an action that only reads, or that a program requests without a reason, it writes an output
-    instead. If the answer is lost and the node still exists, the worker writes the *same* entry,
-    so it does nothing twice.
+1.  An operator creates a node below ``actions/<worker>``. The node's name has the same form as the
+names in the action log.
+2.  The worker claims the action: it writes `RUNNING` into the node, at the version that it read.
+Only then does it act. If the answer to this write is lost, a later read shows whether the write
+took effect, because the node names the claimer.
+3.  One transaction deletes the node and writes an entry with the result into the action log. For an
+    action that only reads, or that a program requests without a reason, the transaction writes an
+    output instead. If the answer is lost and the node still exists, the worker writes the *same*
+    entry again. Therefore the log has one entry for each action.
 
-While a job blocks the event loop of the worker, its parent process also runs this machine. Both may
-find an action, but only one of them claims it. The parent claims only the actions in `perform`.
+While a job blocks the event loop of the worker, its parent process also runs this machine. Both
+processes may find an action, but only one process claims the action. The parent claims only the
+actions in `perform`.
 
-The worker does not begin expired, unknown or unreadable actions, but ends them with an entry. Names
-of workers are never reused. So if an action runs in this worker's name without its claim, another
-program wrote the action. A node that the worker may not read, write or delete stops no other
-action.
+The worker does not begin expired, unknown or unreadable actions, but ends them with an entry. No
+two workers ever have the same name. So if an action is marked as running but this worker has not
+claimed it, another program wrote the action. A node that the worker may not read, write or delete
+does not stop other actions.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from qdo.fleet.audit_entries import (
 
 _log = logging.getLogger(__name__)
 
-# Most bytes of an action, and of an output. The machine rejects longer actions, and cuts outputs.
+# Maximum size of an action, and of an output. The machine rejects longer actions and cuts longer
+# outputs.
 MAX_ACTION_BYTES = 16 * 1024
 MAX_OUTPUT_BYTES = 128 * 1024
-# Most characters in the name of an action.
+# Maximum number of characters in the name of an action.
 MAX_NAME = 50
-# Latest possible expiry of an action, as Unix time.
+# Latest possible expiry of an action, as a Unix time.
 MAX_EXPIRES = 1e11
-# Longest time until an action expires. The worker rejects actions that expire later.
+# Maximum time until an action expires. The worker rejects actions that expire later.
 AHEAD_SECONDS = 3600.0
-# Most actions in progress at once; other actions wait.
+# Maximum number of actions in progress. Other actions wait.
 AT_ONCE = 20
 RUNNING = "running"
 # The actors: the worker, or its parent process while a job blocks the worker.
@@ -82,7 +84,7 @@ class Action:
     state: str = ""
     # The claimer, `WORKER` or `PARENT`.
     actor: str = ""
-    # Whether its result is an entry of the action log.
+    # Whether the worker writes the result as an entry in the action log.
     logged: bool = True
     fault: str | None = None
 
@@ -100,7 +102,7 @@ class Action:
 
     @classmethod
     def parse(cls, data: bytes) -> Action:
-        """Return the action in a node; the node of another program may have a fault."""
+        """Return the action in a node, with a fault if another program wrote the node."""
         if len(data) > MAX_ACTION_BYTES:
             return cls(fault=f"the value must have at most {MAX_ACTION_BYTES} bytes")
         value, fault = load(data)
@@ -159,12 +161,15 @@ def _is_plain(value: Any) -> bool:
 
 
 class UnfitError(Exception):
-    """The action cannot begin; the text has the reason."""
+    """The action cannot begin. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an action: `text` is one line for the log; `output` is stored temporarily."""
+    """The result of an action.
+
+    `text` is one line for the action log. The leader deletes `output` later.
+    """
 
     text: str
     output: str = ""
@@ -172,14 +177,15 @@ class Result:
 
 
 Finish = Callable[[Result], None]
-# Performs an action with its arguments. Returns the result, or returns None and calls the function
-# with the result later. Raises UnfitError if the action cannot begin.
+# A function that performs an action with its arguments. It returns the result, or it returns None
+# and calls `Finish` later. It raises UnfitError if the action cannot begin.
 Perform = Callable[[Values, Finish], "Result | None"]
 
 
 def ended_entry(id: str, worker: str, action: Action, outcome: str, result: str) -> AuditEntry:
-    """Return the entry of an ended action."""
-    # The target is the worker. If messages were cancelled, it is their queue, as after a command.
+    """Return the action log's entry for an ended action."""
+    # The target of an entry is the worker. For cancelled messages, the target is their queue, as in
+    # the entries of commands.
     ended: Values = {"outcome": outcome, "result": result}
     queue = action.args.get("queue")
     of_queue = action.name == CANCEL and isinstance(queue, str)
@@ -208,7 +214,7 @@ class _Underway:
 
     action: Action
     version: int = -1
-    begun: bool = False  # the action was claimed, and never begins again
+    begun: bool = False  # this machine has claimed the action and never begins it again
     entry: AuditEntry | None = None
     output: str = ""
 
@@ -216,7 +222,7 @@ class _Underway:
 class ActionsWatch(m.Machine):
     """Claims the actions of one worker, acts, and writes the results into the action log.
 
-    :param call: calls a function on the loop of this machine.
+    :param call: a function that calls another function on the loop of this machine.
     :param actor: `WORKER`, or `PARENT`, which claims only the actions in `perform`.
     """
 
@@ -244,7 +250,7 @@ class ActionsWatch(m.Machine):
         self._passed: set[str] = set()
 
     def close(self) -> None:
-        """Claim no further actions; let claimed actions end."""
+        """Claim no more actions, but let claimed actions end."""
         self._closing = True
 
     @property
@@ -278,14 +284,14 @@ class ActionsWatch(m.Machine):
             return
         self._passed.intersection_update(answer.names)
         for name in set(self._claimed).difference(answer.names, self._asked):
-            del self._claimed[name]  # it has ended, and the answer was lost
+            del self._claimed[name]  # the action has ended, but the answer was lost
         waiting = sorted(set(answer.names) - self._passed - self._asked)
         for name in waiting[: max(0, AT_ONCE - len(self._asked))]:
             self._read(name)
 
     def _looked(self, answer: m.Response) -> None:
         if isinstance(answer, m.NodeRead):
-            self._list()  # created in between
+            self._list()  # the folder was created after the first request
 
     def _read(self, name: str) -> None:
         self._asked.add(name)
@@ -293,7 +299,7 @@ class ActionsWatch(m.Machine):
 
     def _got(self, name: str, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse):
-            return  # listed again after the reconnection
+            return  # the machine lists again after the reconnection
         if isinstance(answer, m.Refused):
             self._refuse(name, answer.reason)
         elif isinstance(answer, m.NodeRead):
@@ -307,7 +313,7 @@ class ActionsWatch(m.Machine):
         running = action.fault is None and action.state == RUNNING
         if mine is not None and mine.begun:
             mine.version = node.version
-            self._end(name, mine)  # does nothing before the action has ended
+            self._end(name, mine)  # this call does nothing before the action has ended
         elif running and action.actor == self._actor and mine is not None:
             self._begin(name, mine, node.version)
         elif mine is not None and not running and action.fault is None:
@@ -373,7 +379,7 @@ class ActionsWatch(m.Machine):
             self._call(partial(self._finished, name, mine, result))
 
         action = mine.action
-        if self._is_over(action):  # the answer took long, or this process was stopped
+        if self._is_over(action):  # the answer was slow, or this process was suspended
             self._finished(name, mine, Result(self._lateness(action), outcome=EXPIRED))
             return
         try:
@@ -398,8 +404,8 @@ class ActionsWatch(m.Machine):
     def _end_unbegun(
         self, name: str, action: Action, outcome: str, reason: str, version: int
     ) -> None:
-        # It is not claimed: after a conflict the node is read and decided again, because the other
-        # actor may have claimed it in between.
+        # The action is not claimed. After a conflict, read the node and decide again, because the
+        # other actor may have claimed the action meanwhile.
         entry = self._entry(name, action, outcome, reason)
         self._end(name, _Underway(action, version, entry=entry))
 
@@ -428,13 +434,13 @@ class ActionsWatch(m.Machine):
     def _ended(self, name: str, mine: _Underway, answer: m.Response) -> None:
         entry = mine.entry
         if entry is None or isinstance(answer, m.NoResponse):
-            return  # read again after the reconnection
+            return  # the machine reads again after the reconnection
         if isinstance(answer, m.Committed):
             outcome = (entry.after or {}).get("outcome")
             _log.info("%s of %s: %s", entry.command, entry.by or "an unknown user", outcome)
             self._forget(name)
         elif isinstance(answer, m.Rejected):
-            if answer.index == 2:  # the folder of outputs is missing, for instance
+            if answer.index == 2:  # for example, the folder of outputs is missing
                 mine.output = ""
                 self._end(name, mine)
             elif answer.index == 1 and answer.fault is m.CommitError.NODE_EXISTS:
@@ -442,7 +448,8 @@ class ActionsWatch(m.Machine):
                 mine.entry = replace(entry, id=self._other_name(name))
                 self._end(name, mine)
             elif answer.index == 1 and not mine.action.logged:
-                # For instance, the folder of outputs is missing. The requester also reads the log.
+                # The output cannot be written, for example without its folder. Write an entry
+                # instead, because the requester also reads the log.
                 mine.action = replace(mine.action, logged=True)
                 self._end(name, mine)
             elif answer.index == 1 or answer.fault is m.CommitError.OTHER:

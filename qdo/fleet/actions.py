@@ -1,10 +1,10 @@
-"""Request actions from workers, check the arguments, and wait for the results.
+"""Requests actions from workers, checks the arguments, and waits for the results.
 
-Commands resolve globs, so each worker gets a separate node and has a separate result.
-`action_machine` is the workers' side.
+Commands resolve globs. Therefore each worker gets its own node and returns its own result.
+`action_machine` performs the actions in the workers.
 
-Calls raise NodeRefusedError if the account may not list workers or request actions, and
-CoordinatorUnreachableError after a timeout, possibly after requests to some workers.
+Functions raise NodeRefusedError if the account may not list workers or request actions. They raise
+CoordinatorUnreachableError after a timeout. Some workers may then have received their requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qdo.fleet.audit_entries import MAX_TEXT, AuditEntry, Values, entry_name
 from qdo.fleet.names import writer
 from qdo.system.clock import clock, polls
 
-# The outcome of an action without a result in time.
+# The outcome of an action if the result did not arrive before the timeout.
 UNANSWERED = "unanswered"
 PING, STACKS, LOG_LEVEL, DRAIN, RESTART, RELOAD = ACTIONS = (
     "ping",
@@ -52,16 +52,16 @@ class Asked:
     """An action that a command requested from one worker."""
 
     worker: str
-    # The name of the action's node, and of its entry in the action log.
+    # The name of the action's node and of its entry in the action log.
     id: str
     # "done", "failed", "rejected", "expired", "lost", or "unanswered".
     outcome: str = UNANSWERED
     result: str = ""
-    # Time from the request to the read of the result.
+    # Seconds from the request until the command read the result; None before then.
     seconds: float | None = None
     # A longer result, such as stacks.
     output: str = ""
-    # Whether the action's result is an entry of the action log.
+    # Whether the worker writes the result as an entry in the action log.
     logged: bool = True
     _began: float = field(default_factory=clock, repr=False)
 
@@ -93,9 +93,10 @@ def ask_workers(
 ) -> list[Asked]:
     """Request an action from each of these workers; return one record for each worker.
 
-    :param within_seconds: the time after which workers do not begin the action.
-    :param by: the operator, if it is not the user of this process.
-    :param logged: whether to write entries into the action log; actions that only read never do.
+    :param within_seconds: time in which workers must begin the action. Later they reject it.
+    :param by: the operator, unless the operator is the user of this process.
+    :param logged: whether to write entries into the action log. Actions that only read never write
+        entries.
     """
     now = time.time()
     fleet = layout.fleet
@@ -122,7 +123,7 @@ def ask_workers(
                     )
                 if answer.index == 0:
                     each.end(LOST, "the worker is gone")
-                else:  # another command has created its folder
+                else:  # another command has created the worker's folder
                     folders.add(each.worker)
                     again.append(each)
             elif not isinstance(answer, m.Committed) and not _is_asked(client, layout, each):
@@ -149,7 +150,7 @@ def _is_asked(client: Client, layout: Layout, asked: Asked) -> bool:
 def wait_for_results(
     client: Client, layout: Layout, asked: Sequence[Asked], timeout_seconds: float
 ) -> None:
-    """Wait until all actions have ended, and record the results; late ones stay unanswered."""
+    """Wait until all actions have ended, and record the results. Late actions stay "unanswered"."""
     waiting = {each.id: each for each in asked if each.seconds is None}
     for _ in polls(timeout_seconds, client.handler.sleep_func):
         _record(client, layout, waiting)
@@ -174,17 +175,17 @@ def _record(client: Client, layout: Layout, waiting: dict[str, Asked]) -> None:
     unlogged = {f"{folder}/{id}": id for id, each in waiting.items() if not each.logged}
     for node in read_nodes(client, list(unlogged)):
         value, fault = load(node.data)
-        if fault is None and "outcome" in value:  # older workers write an entry instead
+        if fault is None and "outcome" in value:  # older versions of qdo write an entry instead
             each = waiting.pop(unlogged[node.path])
             each.end(str(value["outcome"]), str(value.get("result", "")))
             each.output = str(value.get("output", ""))
 
 
-# --- the arguments of actions; the functions raise UnfitError for others ---
+# --- the arguments of actions; the functions raise UnfitError for invalid arguments ---
 
 
 def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return the arguments of the action "cancel": `queue`, and the positions in `positions`."""
+    """Return the arguments of the action "cancel": a queue, and the positions of messages."""
     queue = args.get("queue")
     text = args.get("positions")
     numbers = str(text).split()
@@ -196,7 +197,7 @@ def cancelled_in(args: Mapping[str, Any]) -> tuple[str, list[int]]:
 
 def cancelling(queue: str, positions: Sequence[int]) -> list[Values]:
     """Return the arguments of actions that cancel messages."""
-    # One action is not always enough, because nodes have short values.
+    # Many messages need several actions, because the values of nodes are limited in size.
     batches: list[str] = []
     for position in map(str, positions):
         if batches and len(batches[-1]) + len(position) < MAX_TEXT:

@@ -1,11 +1,11 @@
 """The action log: the operator, the command, the change and the reason.
 
-Every command that changes a node of the coordinator writes one entry in the transaction of this
-change, so both happen or neither. Each entry is a separate node, and never changes. Its name begins
-with its time, so a reader finds the newest entries from their names alone.
+Every command that changes a node of the coordinator writes one entry in the same transaction.
+Therefore both take effect, or neither. Each entry is a separate node and never changes. The name of
+an entry begins with its time. Therefore a reader can find the newest entries by their names.
 
-Reads raise NodeRefusedError if the account may not list the log, and CoordinatorUnreachableError
-if the connection is lost.
+Functions that read raise NodeRefusedError if the account may not list the log, and
+CoordinatorUnreachableError if the connection is lost.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from qdo.errors import AuditRefusedError, NodeRefusedError, QdoError
 from qdo.fleet.audit_entries import AuditEntry, Values, entry_name, entry_time
 from qdo.fleet.names import writer
 
-# Entries per read, in a search for matching entries.
+# Number of entries that a search reads at once.
 READ_AT_ONCE = 200
 
 Entry = Callable[[Values, Values], CreateOp]
 
 
 class AuditTrail:
-    """Writes the entries of one run of a command, by an operator or the user of this process."""
+    """Writes the entries for one run of a command."""
 
     def __init__(
         self, client: Client, layout: Layout, command: str, reason: str = "", by: str = ""
@@ -44,18 +44,19 @@ class AuditTrail:
 
     @contextmanager
     def change(self, target: str) -> Iterator[Entry]:
-        """Yield a function that makes the entry of one change: an operation for its transaction.
+        """Yield a function that returns an operation, which writes the entry for one change.
 
-        The function takes the values before and after.
+        The function takes the values before and after the change.
 
-        :raises AuditRefusedError: this account may not write entries, so nothing changes.
+        :raises AuditRefusedError: this account may not write entries. Nothing has changed.
         """
         fleet = self._layout.fleet
-        # A repeated transaction keeps this name, so its entry is written only once.
+        # A repeated transaction uses the same name, so the log has only one entry for the change.
         name = entry_name(time.time(), secrets.token_hex(4))
 
         def entry(before: Values, after: Values) -> CreateOp:
-            # Workers have created this node. Otherwise an account with all rights creates it here.
+            # Workers create this node when they start. If no worker has started yet, create the
+            # node here.
             make_folder(self._client, fleet.actionlog)
             account = self._client.access.account
             written = AuditEntry(
@@ -80,7 +81,7 @@ class AuditTrail:
             raise AuditRefusedError(path=fleet.actionlog, account=account) from error
 
     def announce(self, target: str, before: Values, after: Values) -> None:
-        """Write the entry for several later changes; raise the errors of `change`."""
+        """Write one entry for several changes that follow. Raise the errors of `change`."""
         with self.change(target) as entry:
             written = entry(before, after)
 
@@ -90,7 +91,10 @@ class AuditTrail:
             change(self._client, written.path, decide, root=self._layout.root)
 
     def note(self, target: str, before: Values, after: Values) -> str | None:
-        """Write the entry of a change elsewhere, such as in the broker; return why this failed."""
+        """Write the entry for a change outside the coordinator.
+
+        Return the reason if the write fails.
+        """
         try:
             with self.change(target) as entry:
                 answer = commit(self._client, [entry(before, after)])

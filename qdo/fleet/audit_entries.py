@@ -1,4 +1,4 @@
-"""The entries of the action log: their names, their content, and when to delete them."""
+"""The names, the content and the deletion of entries in the action log."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from qdo.coordination.znodes.values import encode, load, text_of
 from qdo.fleet.names import overlap
 from qdo.queues import is_glob
 
-# Most characters of a reason. An entry cuts other texts to this length.
+# Maximum number of characters in a reason. Longer other texts are cut to this length.
 MAX_TEXT = 500
-# Most values of a change in an entry, which omits further values.
+# Maximum number of values before or after a change. An entry omits further values.
 MAX_KEYS = 20
-# Most entries in the log. The leader deletes the oldest entries, and too old ones.
+# Maximum number of entries in the log. The leader deletes the oldest entries, and entries older
+# than `KEEP_SECONDS`.
 MAX_ENTRIES = 5000
 KEEP_SECONDS = 30 * 86400.0
-# Most outputs of actions, which the leader deletes in the same way.
+# Maximum number of outputs of actions. The leader deletes outputs in the same way.
 MAX_OUTPUTS = 100
 KEEP_OUTPUT_SECONDS = 3600.0
-# Entries with times further in the future count as the oldest, because their time is wrong.
+# An entry whose time is further in the future has a wrong time. It counts as the oldest entry.
 AHEAD_SECONDS = 86400.0
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
 _TEXTS = ("by", "account", "command", "target", "reason")
@@ -36,7 +37,8 @@ def is_selected(command: str, target: str, glob: str) -> bool:
 
 def is_target(target: str, glob: str) -> bool:
     """Return whether the target of a change matches a glob."""
-    # A target with globs, such as that of `qdo pause`, matches if a name can match both.
+    # The targets of some commands, such as `qdo pause`, are globs. Such a target matches if one
+    # name can match both globs.
     parts = target.split()
     return fnmatchcase(target, glob) or any(is_glob(each) and overlap(each, glob) for each in parts)
 
@@ -46,15 +48,15 @@ class AuditEntry:
     """One change by a command."""
 
     id: str
-    # Unix time by the clock of its writer.
+    # Unix time by the clock of the process that wrote the entry.
     at: float
     by: str = ""
-    # The command's account at the coordinator; "" for none.
+    # The command's account at the coordinator; "" without an account.
     account: str = ""
     command: str = ""
     # The name of the changed thing, such as a queue.
     target: str = ""
-    # The values before and after the change; None if the entry has none.
+    # The values before and after the change; None if the entry has no values.
     before: Values | None = None
     after: Values | None = None
     reason: str = ""
@@ -71,7 +73,7 @@ class AuditEntry:
     def parse(
         cls, id: str, data: bytes, written: float = 0.0, refused: str | None = None
     ) -> AuditEntry:
-        """Return an entry from a node and its time; `refused` is the reason for a failed read."""
+        """Return the entry in a node. `refused` is the reason if the node could not be read."""
         at = entry_time(id, written)
         value, fault = load(data)
         fault = refused or fault
@@ -89,7 +91,7 @@ class AuditEntry:
 
 
 def entry_name(at: float, random: str) -> str:
-    """Return the name of an entry at a Unix time; `random` is eight hexadecimal digits."""
+    """Return the name of an entry with a Unix time and eight random hexadecimal digits."""
     return f"{int(at * 1000):013}-{random}"
 
 
@@ -101,10 +103,10 @@ def entry_time(name: str, otherwise: float = 0.0) -> float:
 def surplus(
     names: Collection[str], now: float, most: int = MAX_ENTRIES, keep_seconds: float = KEEP_SECONDS
 ) -> list[str]:
-    """Return the oldest names beyond a number, and all names that are too old."""
+    """Return the names of entries to delete: those beyond `most`, and those that are too old."""
 
     def age_order(name: str) -> float:
-        # Names of another form, or with an impossible time, count as the oldest.
+        # Names in another form, or with an impossible time, count as the oldest names.
         at = entry_time(name)
         return at if at <= now + AHEAD_SECONDS else 0.0
 

@@ -1,9 +1,9 @@
-"""The leader's chores: copy the action log, end lost actions, delete unused nodes.
+"""The leader's chores, which copy the action log, end lost actions, and delete unused nodes.
 
 Each chore has a `ChoreRecord` with the time and the result of its last run.
 
-Chores and reads raise NodeRefusedError if the account may not list a folder, read or write a node,
-and CoordinatorUnreachableError if the connection is lost.
+Chores and functions raise NodeRefusedError if the account may not list a folder or read or write a
+node. They raise CoordinatorUnreachableError if the connection is lost.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from qdo.system.clock import clock
 
 _log = logging.getLogger(__name__)
 
-# Most action log entries that one round reads, the oldest first.
+# Maximum number of entries of the action log that one round reads, the oldest first.
 MOST_COPIED_AT_ONCE = 500
-# Time for which the folder of a lock must be empty before its deletion.
+# Time for which the folder of a lock must be empty before the leader deletes the folder.
 IDLE_SECONDS = 3600.0
-# Most lock folders, or lost actions, in one round.
+# Maximum number of lock folders, or of lost actions, in one round.
 MOST_AT_ONCE = 1000
-# Most surplus nodes that one transaction deletes.
+# Maximum number of surplus nodes that one transaction deletes.
 AT_ONCE = 99
 # A round ends after this many failed deletions; the next round skips these nodes.
 MOST_REFUSED = 10
 
 
 class CopiedActionsChore:
-    """Passes each entry of the action log to `keep`, which returns whether it had room."""
+    """Passes each entry of the action log to `keep`.
+
+    The function `keep` returns False if it has no room.
+    """
 
     def __init__(self, keep: Callable[[AuditEntry], bool]) -> None:
         self._keep = keep
@@ -55,14 +58,14 @@ class CopiedActionsChore:
             if entry.fault is None and not self._keep(entry):
                 break
             self._copied.add(entry.id)
-        return 0  # it deletes nothing
+        return 0  # this chore deletes nothing
 
 
 class EmptyLocksChore:
     """Deletes lock folders that this leader has seen unchanged and empty for an hour."""
 
-    # The coordinator rejects the deletion of a folder with a contender. A later contender finds no
-    # folder, and its process creates one.
+    # The coordinator rejects the deletion of a folder with a contender. The process of a later
+    # contender creates the folder again.
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self._now = now
@@ -90,11 +93,11 @@ class EmptyLocksChore:
 
 
 class LostActionsChore:
-    """Ends the actions of departed workers as lost, and deletes their folders.
+    """Ends the actions of departed workers as "lost", and deletes the folders of these workers.
 
-    Names of workers are never reused. The chore lists the folders first and then the workers. If a
-    folder's worker is missing from the later list, it has departed. The folder gets no further
-    actions, because commands check the worker's node in their transaction.
+    No two workers ever have the same name. The chore lists the folders first and the workers
+    second. A worker with a folder that is missing from the second list has departed. Its folder
+    receives no further actions, because commands check the worker's node in their transactions.
     """
 
     def __init__(self) -> None:
@@ -139,7 +142,7 @@ def _end(
         entry = ended_entry(id, worker, action, LOST, text)
         write = m.CreateOp(fleet.log_entry(id), entry.encode())
         answer = commit(client, [fence, m.DeleteOp(node.path, node.version), write])
-        # Another program may have used the entry's name for the action.
+        # If the entry exists, another program has used its name for the action.
         if not isinstance(answer, m.Rejected) or answer.fault is not m.CommitError.NODE_EXISTS:
             break
     return answer
@@ -147,7 +150,7 @@ def _end(
 
 @dataclass(frozen=True, slots=True)
 class ChoreRecord:
-    """The last run of a chore, with the Unix time of its end by the leader's clock."""
+    """The last run of a chore. `at` is the Unix time of its end, by the leader's clock."""
 
     chore: str
     at: float | None = None
@@ -163,7 +166,7 @@ class ChoreRecord:
         return cls(
             chore,
             unix_time(found.get("at")),
-            unix_time(found.get("seconds")),  # bounded like a time
+            unix_time(found.get("seconds")),  # the limits of a Unix time also apply to a duration
             typed(found.get("deleted"), int),
             leader,
             typed(found.get("fault"), str),
@@ -173,7 +176,7 @@ class ChoreRecord:
 def write_records(
     client: Client, layout: Layout, fence: m.CheckOp, leader: str, records: Sequence[ChoreRecord]
 ) -> int:
-    """Write the records of one round; return 0 as the number of deleted nodes."""
+    """Write the records of one round. Return 0, the number of deleted nodes."""
     kept = ("at", "seconds", "deleted", "fault")
     chores = {
         each.chore: {key: value for key, value in asdict(each).items() if key in kept}
@@ -199,10 +202,13 @@ def read_records(client: Client, layout: Layout) -> tuple[list[ChoreRecord], str
 
 
 class SurplusChore:
-    """Deletes surplus nodes of a folder; a function selects them from all names."""
+    """Deletes surplus nodes of a folder.
 
-    # A node below which another program created nodes cannot be deleted, but stops no other
-    # deletion.
+    A function selects the names of these nodes from all names.
+    """
+
+    # The leader cannot delete a node if another program has created nodes below it. Continue with
+    # the other deletions.
 
     def __init__(
         self,

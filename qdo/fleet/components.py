@@ -1,14 +1,16 @@
 """The self-descriptions of an app's processes, and the app's format levels.
 
-No process writes a value that a live, older process would misread. Each version of qdo has a level,
-which a process's component node shows. The node of the app has the level that all workers support.
-A feature that older versions would misread requires a level through `require_format_level`.
+No process writes a value that a live, older process would misread. Each version of qdo has a format
+level. The component node of a process shows its level. The node of the app has the level that all
+workers support. A feature that older versions would misread requires a level through
+`require_format_level`.
 
-The leader raises the level of the app in two steps, one period apart. It announces the next level,
-and then lists the workers again. A worker reads the node after its registration, and stops if its
-own level is below the announced level. So the leader need not know every new worker.
+The leader raises the level of the app in two steps, one period apart. The leader announces the next
+level, and then lists the workers again. After its registration, a worker reads the node of the app.
+It stops if its own level is below the announced level. Therefore the leader need not know every new
+worker.
 
-Calls raise NodeRefusedError if the account may not read a node, and CoordinatorUnreachableError
+Functions raise NodeRefusedError if the account may not read a node, and CoordinatorUnreachableError
 after a timeout.
 """
 
@@ -46,7 +48,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ProcessDescription:
-    """The description of a process in its component node; None for a missing value.
+    """The description of a process in its component node. Missing values are None.
 
     Fields without an explanation are those of `WorkerReport`.
     """
@@ -65,12 +67,12 @@ class ProcessDescription:
     busy: int | None = None
     queues: int | None = None
     settings: str | None = None
-    # Number of the live settings version that the process uses; 0 for none.
+    # Number of the version of the live settings that the process uses; 0 without live settings.
     live: int | None = None
     started: float | None = None
     # Unix time of the node's last write, by the coordinator's clock.
     reported: float | None = None
-    # Why the node does not describe a process; None if it does.
+    # The reason why the node does not describe a process, or None.
     fault: str | None = None
 
     @classmethod
@@ -101,7 +103,7 @@ def read_components(client: Client, layout: Layout) -> list[ProcessDescription]:
 
 
 def skew(processes: list[ProcessDescription]) -> str:
-    """Return the versions of qdo if they differ, else ""; ignore unreadable nodes."""
+    """Return the versions of qdo if they differ, or "". Ignore unreadable nodes."""
     counts = Counter(
         f"{each.version} (level {'unknown' if each.level is None else each.level})"
         for each in processes
@@ -117,7 +119,7 @@ def skew(processes: list[ProcessDescription]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppLevel:
-    """The levels in the node of an app: the common level, and the announced level or 0."""
+    """The levels in the node of an app. `next_level` is the announced level, or 0."""
 
     format_level: int = 0
     next_level: int = 0
@@ -158,7 +160,7 @@ def check_format_level(client: Client, layout: Layout) -> None:
 
 
 def require_format_level(client: Client, layout: Layout, format_level: int, what: str) -> None:
-    """Raise RejectedError, naming the feature `what`, unless every worker has this level."""
+    """Raise RejectedError, which names the feature `what`, unless all workers have this level."""
     for process in _workers(client, layout):
         if (process.level or 0) < format_level:
             version = process.version or "an older version"

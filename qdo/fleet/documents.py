@@ -1,11 +1,11 @@
 """Documents: named JSON values that every process of an app reads from its own memory.
 
-A document is the node ``documents/<set>/<name>``. Each process keeps a copy of the sets that it
-uses (`folder_view`), over a separate connection (`coordination.side`).
-Writes are transactions at the version read.
+A document is the node ``documents/<set>/<name>``. Each process keeps copies of the sets that it
+uses (`folder_view`). It reads them over a separate connection (`coordination.side`). A write is a
+transaction that takes effect only if the version is still the version read.
 
-The first use of a set raises NodeRefusedError if the account at the coordinator may not read it,
-and CoordinatorUnreachableError if the copy is not complete in time.
+The first use of a set raises NodeRefusedError if the account at the coordinator may not read the
+set. It raises CoordinatorUnreachableError if the copy is not complete before the timeout.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from qdo.system.twins import twin, warn_if_blocking
 
 _log = logging.getLogger(__name__)
 
-# Most bytes of a document's JSON, because every process of the app keeps a copy.
+# Maximum size of a document's JSON. Every process of the app keeps a copy of the document.
 MAX_DOCUMENT_BYTES = 128 * 1024
 # Stands for any version in `if_version`.
 ANY: Final = -1
@@ -58,7 +58,7 @@ OnChange = Callable[[FolderView, str], None]
 
 
 class DocumentStore(Protocol):
-    """One app's sets of documents, for this process, whose name as a writer is `writer`."""
+    """The sets of documents of one app. `writer` is the name of this process."""
 
     writer: str
 
@@ -66,10 +66,10 @@ class DocumentStore(Protocol):
         """Return the path of a document's node."""
 
     def view(self, name: str, parse: Parse, on_change: OnChange) -> FolderView:
-        """Return the copy of a set; the first call waits until it is complete."""
+        """Return the copy of a set. The first call waits until the copy is complete."""
 
     def fresh(self, view: FolderView, ltime: int | None, timeout_seconds: float) -> bool:
-        """Wait until a copy is as new as `ltime`, or as this call; return False on a timeout."""
+        """Wait until a copy has all writes up to `ltime` or now; return False on a timeout."""
 
     def perform(
         self,
@@ -79,14 +79,14 @@ class DocumentStore(Protocol):
         is_mine: Callable[[m.NodeRead], bool],
         guess: m.NodeRead | None,
     ) -> int:
-        """Change a document as `coordination.transactions.change` does; return its new time."""
+        """Change a document like `transactions.change`; return the time of the write."""
 
 
 class CoordinatorDocuments:
     """Documents in the coordinator.
 
     :param client: a connected client that serves only these documents.
-    :param timeout_seconds: how long the first read of a set waits for its copy.
+    :param timeout_seconds: maximum time for which the first read of a set waits for its copy.
     :param record: makes the action log entry of a change, from the document before the change.
     :param dry_run: whether `perform` only checks a change.
     """
@@ -199,13 +199,13 @@ class StoredDocument:
 
 
 class Documents(Mapping[str, Any]):
-    """One set of documents: a mapping from names to JSON values, the same in every process.
+    """A set of documents: a mapping from names to JSON values that all processes share.
 
     Reads return a value from memory. Treat the value as read-only, because other readers get the
     same object. The first use waits for a complete copy. While the coordinator is unreachable, the
     copy stays readable, and `ltime` does not change.
 
-    Any number of threads and greenlets may use it. A forked child opens its own connection.
+    Any number of threads and greenlets may use a set. A forked child opens its own connection.
     """
 
     def __init__(self, name: str, store: Callable[[], DocumentStore]) -> None:
@@ -227,14 +227,14 @@ class Documents(Mapping[str, Any]):
         return entry.value.value
 
     def __iter__(self) -> Iterator[str]:
-        """Return the names of the documents in no order."""
+        """Return the names of the documents in arbitrary order."""
         return iter(list(self._current().entries))
 
     def __len__(self) -> int:
         return len(self._current().entries)
 
     def version(self, name: str) -> int | None:
-        """Return the copied version of a document, for `if_version`; None if it is missing."""
+        """Return the version of a document for `if_version`; None for a missing document."""
         entry = self._current().entries.get(name)
         return None if entry is None else entry.version
 
@@ -248,11 +248,11 @@ class Documents(Mapping[str, Any]):
         return self._current().ltime
 
     def fresh(self, ltime: int | None = None, timeout_seconds: float = 15.0) -> int:
-        """Wait until the copy is new enough; return its time.
+        """Wait until the copy has all writes up to a time; return the time of the copy.
 
-        :param ltime: the time that `put` returned in any process; None for all writes before this
-            call.
-        :raises StaleCopyError: the copy is not new enough in time.
+        :param ltime: the time that `put` returned in any process; None to wait for all writes
+            before this call.
+        :raises StaleCopyError: the copy lacks writes after the timeout.
         """
         warn_if_blocking()
         limit = checked_timeout(timeout_seconds)
@@ -265,12 +265,15 @@ class Documents(Mapping[str, Any]):
     afresh = twin(fresh)
 
     def on_change(self, function: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
-        """Call a function with name and value of each changed document; None if it was deleted.
+        """Call a function with the name and the value of each changed document.
+
+        The value of a deleted document is None.
 
         The calls begin with the first change after the first read of the set. The function runs on
-        the thread of the connection and should be fast. Its exceptions are logged.
+        the thread of the connection and should be fast. qdo logs its exceptions.
 
-        :raises UsageError: the argument is not a function, or is ``async def`` and would never run.
+        :raises UsageError: the argument is not a function, or is an ``async def`` function, which
+            would never run.
         """
         check_hook(function, ("name", "value"), f"on_change of documents {self.name!r}")
         self._listeners.append(function)
@@ -279,16 +282,16 @@ class Documents(Mapping[str, Any]):
     # --- writing --------------------------------------------------------------------------
 
     def put(self, name: str, value: Any, *, if_version: int | None = ANY) -> int:
-        """Write a document; return its time, for `fresh` in other processes.
+        """Write a document; return the time of the write, for `fresh` in other processes.
 
         :param value: a JSON value.
-        :param if_version: write only if the document has this version; with None, only if the
+        :param if_version: write only if the document has this version. None: write only if the
             document is missing.
         :raises DocumentConflictError: the document has another version.
-        :raises DocumentValueError: JSON cannot hold the value, or it is too large.
-        :raises SetFullError: the set has as many documents as a copy holds.
+        :raises DocumentValueError: JSON cannot hold the value, or the value is too large.
+        :raises SetFullError: the set already has the maximum number of documents.
         :raises NodeRefusedError: the account at the coordinator may not write the document.
-        :raises CoordinatorUnreachableError: the coordinator does not respond; the write may still
+        :raises CoordinatorUnreachableError: the coordinator does not respond. The write may still
             take effect later.
         """
         warn_if_blocking()
@@ -299,10 +302,10 @@ class Documents(Mapping[str, Any]):
     aput = twin(put)
 
     def change(self, name: str, function: Callable[[Any], Any]) -> int:
-        """Replace the value of a document by the result of a function; return its time.
+        """Replace a document's value by the result of a function; return the time of the write.
 
         The function gets the present value, None for a missing document, and may modify it. If
-        another process writes at the same time, it is called again with the newer value.
+        another process writes at the same time, qdo calls the function again with the newer value.
 
         :raises: as `put`, and the errors of the function.
         """
@@ -319,7 +322,7 @@ class Documents(Mapping[str, Any]):
     def delete(self, name: str, *, if_version: int = ANY) -> None:
         """Delete a document.
 
-        :raises NotFoundError: there is no such document.
+        :raises NotFoundError: the document does not exist.
         :raises: as `put`.
         """
         warn_if_blocking()

@@ -1,16 +1,16 @@
-"""A local copy of the nodes below one folder, with a time. A machine without I/O.
+"""Keeps a local copy of the nodes below one folder. The class is a machine without I/O.
 
-The view watches first and then reads, so it misses no change in between. It does both again after
-every reconnection, because servers do not restore such watches, and events meanwhile are lost. The
-view applies a node only if its mzxid is larger than the copy's. It cannot use the version, because
-the versions of a recreated node begin at 0. It also applies an older node if it read the node after
-a `Sync` whose place is not before the copy's: then the coordinator, for instance after a failover
-to a standby, has lost the change.
+The view watches first and then reads, so it misses no change in between. It repeats both after
+every reconnection, because servers do not restore such watches and do not send missed events. The
+view applies a node only if the node's mzxid is larger than the mzxid of the copy. It cannot compare
+versions, because the versions of a recreated node begin at 0 again. There is one exception: after a
+failover to a standby, the coordinator may have lost a change. Therefore the view also applies an
+older node if it read the node after a `Sync` with a place that is not before the copy.
 
-The time of the copy is a place in the coordinator's total order: the copy has every change up to
-`ltime`. The answer to a `Sync` is such a place Z, and arrives after all events of changes up to Z.
-These events cause reads at once, and answers come in the order of requests. So after the answer to
-the last of these reads, the copy has every change up to Z.
+The time `ltime` of the copy is a place in the coordinator's total order. The copy has every change
+up to this place. The answer to a `Sync` is such a place Z, and arrives after all events of changes
+up to Z. The view sends reads for these events immediately, and answers arrive in the order of the
+requests. So after the answer to the last of these reads, the copy has every change up to Z.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 from qdo.coordination.protocol import machine as m
 
-# Most nodes in a copy, and most bytes of their values. The view omits further nodes, with a fault.
+# Maximum number of nodes in a copy, and maximum size of their values. The view omits further nodes
+# and sets `fault`.
 MAX_NODES = 10_000
 MAX_BYTES = 64 * 1024 * 1024
 _Waiter = Callable[[], object]
@@ -47,8 +48,9 @@ class FolderView(m.Machine):
 
     :ivar entries: the nodes by name; the view replaces nodes but never changes them.
     :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
-    :ivar fault: why the copy of the folder is missing or incomplete; None for a complete copy.
-    :param parse: returns the value of a node's data, or raises ValueError for invalid data.
+    :ivar fault: reason why the copy is missing or incomplete; None for a complete copy.
+    :param parse: a function that returns the value of a node's data. It raises ValueError for
+        invalid data.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class FolderView(m.Machine):
         if isinstance(answer, m.NoResponse):
             return
         names = answer.names if isinstance(answer, m.ChildrenRead) else ()
-        # Also read deleted nodes, whose answer is `NodeMissing`.
+        # Also read deleted nodes. Their answer is `NodeMissing`.
         self._unread = {*names, *self.entries}
         self.fault = None
         self._listed = True
@@ -161,7 +163,7 @@ class FolderView(m.Machine):
             self._advance()
 
     def take(self, name: str, answer: m.Response, place: int = 0) -> None:
-        """Update the copy of a node from the answer to a read that was sent at a place."""
+        """Update the copy of a node from the answer to a read that the view sent at a place."""
         if isinstance(answer, m.NodeRead):
             self._apply(name, answer, place)
         elif isinstance(answer, m.NodeMissing):
@@ -170,7 +172,7 @@ class FolderView(m.Machine):
             self._replace(name, CopiedNode(None, -1, 0, 0, answer.reason))
 
     def _advance(self) -> None:
-        """Move the time of the copy to the last place whose reads have answers."""
+        """Set the time of the copy to the last place whose reads all have answers."""
         while self._places and self._places[0][0] <= self._reads_answered:
             _, zxid, waiters = self._places.popleft()
             self.ltime = max(self.ltime, zxid)

@@ -1,4 +1,4 @@
-"""The value of the node ``limits/<name>``: a limit's terms, and its processes' shares."""
+"""The value of the node ``limits/<name>``: the terms of a limit, and the shares of processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)/([smh])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ShareHolder:
-    """The share of one process: the permits that it holds, and that it could use at once."""
+    """The share of one process: the permits that it holds and the permits that it wants."""
 
     # Name of the process's worker node, or "client/" and the name of a component's node.
     worker: str
@@ -30,7 +30,7 @@ class ShareHolder:
     wants: int
 
 
-# Holders in the order in which they get permits.
+# Holders in the order in which they receive permits.
 ShareHolders = tuple[ShareHolder, ...]
 
 
@@ -38,12 +38,12 @@ ShareHolders = tuple[ShareHolder, ...]
 class LimitNode:
     """A limit."""
 
-    # Permits in the whole fleet; None for any number.
+    # Maximum number of permits in the whole fleet; None for any number.
     max: int | None = None
-    # Starts per second in the whole fleet; None for any number.
+    # Maximum number of starts per second in the whole fleet; None for any number.
     rate: float | None = None
-    # Most starts in any window of burst / rate seconds. The shares of a rate are parts of the
-    # burst.
+    # Maximum number of starts in any window of burst / rate seconds. Each process has a share of
+    # the burst.
     burst: int = 1
     reason: str = ""
     permits: ShareHolders = ()
@@ -51,9 +51,9 @@ class LimitNode:
     starts: ShareHolders = ()
     # Other keys of the node, which qdo keeps.
     extra: dict[str, Any] = field(default_factory=dict)
-    # Why the node cannot be used, None if it can.
+    # The reason why the node cannot be used, or None.
     fault: str | None = None
-    # Whether the terms are those of `App.limit`, which no operator has changed.
+    # Whether the terms come from `App.limit` and no operator has changed them.
     declared: bool = False
 
     @classmethod
@@ -77,7 +77,7 @@ class LimitNode:
 
     @property
     def workers(self) -> frozenset[str]:
-        """The processes that hold or want permits or starts."""
+        """The worker names of the processes that hold or want permits or starts."""
         return frozenset(each.worker for each in (*self.permits, *self.starts))
 
     def held_by(self, workers: Collection[str]) -> LimitNode:
@@ -101,7 +101,7 @@ class LimitNode:
 
 
 def checked_terms(max: Any, rate: Any, burst: Any = None) -> LimitNode:
-    """Return the terms of a limit in code; raise UsageError if a value is not valid."""
+    """Return the terms of a limit that code declares; raise UsageError if a value is not valid."""
     if max is not None and not is_count(max, 0):
         raise UsageError(reason=f"max must be an integer from 0 to {MOST}, got {max!r}")
     if burst is not None and (rate is None or not is_count(burst, 1)):
@@ -122,11 +122,11 @@ class DeclaredLimit:
 
     # The declared terms, as a limit without holders.
     node: LimitNode
-    # Whether the coordinator has these terms, newer terms, or an operator's terms.
+    # Whether the coordinator already has these terms, newer terms, or an operator's terms.
     is_told: bool = False
 
     def changed(self, before: LimitNode) -> LimitNode | None:
-        """Return the limit with the declared terms; None if they do not apply to the limit."""
+        """Return the limit with the declared terms, or None if the limit must keep its terms."""
         mine = self.node
         is_missing = before.fault == MISSING
         if not is_missing and (self.is_told or not before.declared):
@@ -169,9 +169,9 @@ def _holders(value: Any) -> ShareHolders:
 
 
 def rate_of(text: Any) -> float:
-    """Return the starts per second, from one a day to a million, of a rate such as "50/s".
+    """Return the starts per second of a rate such as "50/s", from one a day to a million a second.
 
-    :raises ValueError: the text is not such a rate.
+    :raises ValueError: the text is not a rate in this range.
     """
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     rate = float(match[1]) / SECONDS[match[2]] if match else 0.0

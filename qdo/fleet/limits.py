@@ -1,8 +1,9 @@
 """Set, delete and list the limits of an app.
 
-Calls raise NodeRefusedError if the account may not change a limit, and CoordinatorUnreachableError
-after a timeout; a change may then have taken effect. `find_limit` and `delete_limit`
-raise LimitNotFoundError. `client` is None if the coordinator is a file that does not exist yet.
+Functions raise NodeRefusedError if the account may not change a limit. They raise
+CoordinatorUnreachableError after a timeout. A change may then have taken effect. `find_limit` and
+`delete_limit` raise LimitNotFoundError. `client` is None if the coordinator is a file that does not
+exist yet.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qdo.fleet.limit_node import MOST, LimitNode, default_burst, is_count, rate_
 from qdo.fleet.names import checked_name
 from qdo.text import did_you_mean
 
-# Workers below this level start jobs without permits.
+# Workers below this format level start jobs without permits.
 LIMITS_LEVEL = 1
 
 
@@ -39,7 +40,7 @@ class LimitWish:
     reason: str | None = None
 
     def applied(self, name: str, node: LimitNode) -> LimitNode:
-        """Return the changed limit; raise UsageError for impossible or missing values."""
+        """Return the changed limit; raise UsageError for impossible values or without values."""
         most = node.max
         rate = node.rate
         burst = node.burst
@@ -89,12 +90,12 @@ def _rate(name: str, text: str) -> float:
 def plan_limit(
     client: Client | None, layout: Layout, name: str, wish: LimitWish
 ) -> tuple[LimitNode | None, LimitNode]:
-    """Return the present limit, or None, and the limit that `set_limit` makes.
+    """Return the present limit, or None, and the limit that `set_limit` would write.
 
     Raise RejectedError if a worker is too old for limits.
     """
     path = layout.fleet.limit(checked_name("limit", name))
-    wish.applied(name, LimitNode(max=0, rate=1.0))  # check values before anything is created
+    wish.applied(name, LimitNode(max=0, rate=1.0))  # check the values before creating nodes
     if client is None:
         return None, wish.applied(name, LimitNode())
     require_format_level(client, layout, LIMITS_LEVEL, "limits")
@@ -104,7 +105,10 @@ def plan_limit(
 
 
 def set_limit(client: Client, layout: Layout, name: str, wish: LimitWish) -> LimitNode:
-    """Create or change a limit, and return it; raise as `plan_limit`. Shares in use are kept."""
+    """Create or change a limit, and return the limit.
+
+    Keep the shares in use. Raise the errors of `plan_limit`.
+    """
     plan_limit(client, layout, name, wish)
     path = layout.fleet.limit(name)
     make_folder(client, layout.fleet.limits)
@@ -141,7 +145,7 @@ def find_limit(client: Client | None, layout: Layout, name: str) -> LimitNode:
 
 
 def delete_limit(client: Client, layout: Layout, name: str, reason: str = "") -> None:
-    """Delete a limit; the queues of its jobs wait until a limit with this name exists again."""
+    """Delete a limit. The queues of its jobs wait until a limit with this name exists again."""
     find_limit(client, layout, name)
     path = layout.fleet.limit(name)
     with AuditTrail(client, layout, "limits delete", reason).change(name) as entry:
@@ -159,7 +163,8 @@ def list_limits(client: Client, layout: Layout) -> dict[str, LimitNode]:
     """Return the limits by name, without the shares of departed processes."""
     names = names_below(client, layout.fleet.limits)
     nodes = read_nodes(client, [layout.fleet.limit(name) for name in names])
-    # List processes after the read of the limits: a process has a node before it holds a share.
+    # List processes after reading the limits, because a process creates its node before it holds a
+    # share.
     clients = names_below(client, clients_of(layout.root))
     alive = {*names_below(client, layout.workers), *(f"client/{name}" for name in clients)}
     return {

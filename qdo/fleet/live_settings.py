@@ -1,6 +1,6 @@
-"""Read and change the live settings of an app; see `settings_machine`.
+"""Reads and changes the live settings of an app (see `settings_machine`).
 
-Calls raise NodeRefusedError if the account may not read or write the live settings,
+Functions raise NodeRefusedError if the account may not read or write the live settings. They raise
 CoordinatorUnreachableError after a timeout, and LiveSettingsUnreadableError for a damaged node.
 """
 
@@ -34,7 +34,7 @@ from qdo.text import join_some
 
 NAMES_SHOWN = 5
 
-# Returns the proposed text, from the present node.
+# A function that takes the present node and returns the proposed text.
 Edit = Callable[[SettingsNode], str]
 
 
@@ -43,9 +43,10 @@ class WorkerAnswer:
     """A worker's answer about live settings."""
 
     worker: str
-    # None if the worker's version of qdo has no live settings, or if it has published no report.
+    # None if the worker's version of qdo has no live settings, or if the worker has not published a
+    # report yet.
     report: SettingsReport | None
-    # The settings that the worker sets itself, each with its source.
+    # The settings that the worker's own configuration sets, each with its source.
     pins: Mapping[str, str]
 
     def judges(self, version: SettingsVersion) -> bool:
@@ -55,7 +56,7 @@ class WorkerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """A version in force; after `seconds`, all workers except `late` used it."""
+    """A version in force. After `seconds`, all workers except `late` used this version."""
 
     version: SettingsVersion
     before: SettingsVersion | None
@@ -69,12 +70,12 @@ def version_path(layout: Layout, number: int) -> str:
 
 
 def read_settings(client: Client, layout: Layout, *, damaged: bool = False) -> SettingsNode:
-    """Return the live settings; with `damaged`, return even a damaged node, with its `fault`."""
+    """Return the live settings. With `damaged`, return even a damaged node, with its `fault`."""
     return _parsed(read(client, layout.fleet.settings), damaged)
 
 
 def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion:
-    """Return a present or former version in force; raise NotFoundError if it does not exist."""
+    """Return a present or former version; raise NotFoundError if the version does not exist."""
     node = read(client, version_path(layout, number))
     if not isinstance(node, NodeRead):
         raise NotFoundError(what="version of the live settings", name=str(number))
@@ -82,7 +83,7 @@ def read_version(client: Client, layout: Layout, number: int) -> SettingsVersion
 
 
 def read_history(client: Client, layout: Layout, limit: int) -> list[SettingsVersion]:
-    """Return the newest present and former versions, newest first, including damaged ones."""
+    """Return the newest versions in force, newest first. Include damaged versions."""
     folder = layout.fleet.settings
     names = filter(is_version_name, names_below(client, folder))
     paths = [f"{folder}/{name}" for name in sorted(names, reverse=True)[:limit]]
@@ -123,12 +124,13 @@ def change_settings(
 ) -> SettingsChange | None:
     """Propose live settings, and put them into force once every worker accepts them.
 
-    Return None if nothing changes. Raise the errors of `propose`, `wait_accepted` and
+    Return None if the settings would not change. Raise the errors of `propose`, `wait_accepted` and
     `put_into_force`. For `edit` and `damaged`, see `propose`.
 
-    :param timeout_seconds: how long workers may take to answer, and then to use the settings.
-    :param force: put the settings into force even if workers refuse them or do not answer; these
-        workers keep their settings.
+    :param timeout_seconds: maximum time for workers to answer, and again for workers to use the
+        settings.
+    :param force: put the settings into force even if workers refuse them or do not answer. Workers
+        that refuse the settings keep their present settings.
     """
     began = clock()
     proposal = propose(client, layout, edit, why, damaged=damaged)
@@ -158,8 +160,8 @@ def propose(
 
     The proposal replaces a former proposal. Raise LiveSettingsSizeError if the text is too long.
 
-    :param edit: returns the text; called again after a concurrent change by another operator. It
-        may raise.
+    :param edit: a function that returns the text. It may raise. It is called again if another
+        operator changes the node at the same time.
     :param damaged: whether to replace an unreadable node.
     """
     path = layout.fleet.settings
@@ -187,17 +189,19 @@ def propose(
 def wait_accepted(
     client: Client, layout: Layout, proposal: SettingsVersion, timeout_seconds: float
 ) -> list[WorkerAnswer]:
-    """Wait until every presently registered worker has accepted a proposal, or is gone.
+    """Wait until every worker that is registered now has accepted a proposal or has departed.
 
     Raise SettingsRefusedError if a worker refuses the proposal, SettingsUnansweredError if a worker
-    does not answer in time, and LiveSettingsReplacedError if another proposal replaced it.
+    does not answer in time, and LiveSettingsReplacedError if another proposal replaced this
+    proposal.
     """
     asked: list[WorkerAnswer] = []
     late: list[WorkerAnswer] = []
     listed: set[str] | None = None
     for _ in polls(timeout_seconds):
         answers = read_answers(client, layout)
-        # List workers after the write of the proposal, because later workers read it themselves.
+        # List workers after writing the proposal. Workers that register later read the proposal
+        # themselves.
         listed = {each.worker for each in answers} if listed is None else listed
         asked = [each for each in answers if each.worker in listed]
         for each in asked:
@@ -220,7 +224,7 @@ def put_into_force(
 ) -> SettingsVersion | None:
     """Put a proposal into force, with an entry in the action log; return the former version.
 
-    Raise LiveSettingsReplacedError if another proposal replaced it.
+    Raise LiveSettingsReplacedError if another proposal replaced this proposal.
     """
     path = layout.fleet.settings
     before: SettingsVersion | None = None
@@ -249,7 +253,7 @@ def put_into_force(
 
 
 def withdraw(client: Client, layout: Layout, proposal: SettingsVersion) -> None:
-    """Withdraw a proposal, unless it was replaced."""
+    """Withdraw a proposal, unless another proposal has replaced it."""
     path = layout.fleet.settings
 
     def decide(node: Node) -> Sequence[Op] | None:
@@ -264,7 +268,7 @@ def withdraw(client: Client, layout: Layout, proposal: SettingsVersion) -> None:
 def wait_in_use(
     client: Client, layout: Layout, number: int, workers: Iterable[str], timeout_seconds: float
 ) -> list[str]:
-    """Wait until workers use a version or a later one; return the workers that are late."""
+    """Wait until workers use a version or a later version; return the late workers."""
     wanted = set(workers)
     late: list[str] = []
     for _ in polls(timeout_seconds):
@@ -286,9 +290,9 @@ def _parsed(node: Node, damaged: bool = False) -> SettingsNode:
 
 
 def next_number(client: Client, layout: Layout, node: SettingsNode) -> int:
-    """Return the number of the next version, after all kept ones."""
-    # If an operator wrote the node by hand, it may have a lower number than a kept version. Then
-    # the next change could never create its version.
+    """Return the number of the next version, which is larger than all kept numbers."""
+    # If an operator wrote the node by hand, its number may be lower than the number of a kept
+    # version. The next change could then never create its version.
     names = names_below(client, layout.fleet.settings)
     kept = max((int(name) for name in names if is_version_name(name)), default=0)
     return 1 + max(node.number, kept)

@@ -1,21 +1,23 @@
-"""One contender for a lock. A machine without I/O.
+"""One contender for a lock. The class is a machine without I/O.
 
 A contender is an ephemeral sequential node ``x-<id>-<number>``, or ``s-<id>-<number>`` for a shared
 lock. An exclusive contender waits for the next smaller contender of any kind. A shared contender
-waits for the next smaller exclusive contender. Numbers only grow, so no later contender overtakes,
-and each contender watches only one node. Contenders acquire the lock in creation order, so none
-starves.
+waits for the next smaller exclusive contender. Numbers only grow, so later contenders never come
+first. Each contender watches only one node. Contenders acquire the lock in the order of their
+creation, so every contender gets its turn.
 
-The fence is the zxid of the contender's creation. It grows with each holder of an exclusive lock.
+The fence is the zxid of the contender's creation. Each holder of an exclusive lock has a larger
+fence than earlier holders.
 
-A contender that gives up deletes its node. If its creation got no answer, it first sends a barrier.
-So the node of a departed caller cannot get the lock later.
+A contender that gives up deletes its node. If the creation of its node got no answer, the contender
+first sends a barrier. Otherwise the node of a departed caller could get the lock later.
 
 The leader deletes the folder of a lock after an hour without a contender. A contender without a
-folder creates the folder in the request right before its node. If it waited for the answer, the
-leader could delete the folder again in between. In a new folder, numbers begin at 0 again, which is
-safe because the old folder was empty. Fences still grow. If the contender cannot create the folder,
-it leaves. Its caller then creates all folders above and another contender.
+folder creates the folder in the request right before its node. If the contender waited for the
+answer, the leader could delete the folder again before the second request. In a new folder, numbers
+begin at 0 again, which is safe because the old folder was empty. Fences still grow. If the
+contender cannot create the folder, the contender leaves. The caller then creates all missing
+folders and another contender.
 """
 
 from __future__ import annotations
@@ -52,11 +54,11 @@ class LockContender(Registration):
 
     :ivar fence: the fence of the holder; 0 before the contender holds the lock.
     :ivar left: whether the contender has no node, and will never have one.
-    :ivar homeless: whether it has left because the lock's folder does not exist and cannot be made.
-    :ivar ahead: data of the contender that this contender waits for; b"" if it waits for none.
+    :ivar homeless: whether the contender has left because it cannot create the lock's folder.
+    :ivar ahead: data of the contender that this contender waits for, or b"".
     :param id: eight hexadecimal digits that no other contender has.
-    :param on_change: called when the contender holds the lock, knows the contender ahead, is
-        refused, or has left.
+    :param on_change: a function to call when the contender holds the lock, knows the contender
+        ahead, is refused, or has left.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class LockContender(Registration):
 
     def _create(self) -> None:
         if self._leaving:
-            self._gone()  # after the barrier, no creation of this contender can follow
+            self._gone()  # after the barrier, the coordinator cannot create this contender's node
         else:
             super()._create()
 
@@ -153,7 +155,7 @@ class LockContender(Registration):
         if not isinstance(answer, m.ChildrenRead) or self.path is None or self._leaving:
             return
         own = Contender.parse(self.path.rpartition("/")[2])
-        # Ignore nodes of other programs, which are not contenders.
+        # Ignore nodes that other programs created.
         contenders = filter(None, map(Contender.parse, answer.names))
         before = [each for each in contenders if own is not None and own.waits_for(each)]
         if before:
@@ -176,7 +178,7 @@ class LockContender(Registration):
         if isinstance(answer, m.NodeRead):
             self._zxid = answer.mzxid
         elif isinstance(answer, m.NodeMissing):
-            self._gone()  # another program has deleted it
+            self._gone()  # another program has deleted the node
 
     # --- leaving --------------------------------------------------------------------------
 

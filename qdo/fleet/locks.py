@@ -1,4 +1,4 @@
-"""Locks that all processes of an app share: one holder at a time, or many readers."""
+"""Locks that all processes of an app share. A lock has one exclusive or many shared holders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from qdo.fleet.permits import TRY_SECONDS, CoordinatorPermits, PermitService
 from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 
-# How long a release waits for its answer. After that, it continues in the background.
+# Maximum time for which `release` waits for its answer. Afterwards the release continues in the
+# background.
 RELEASE_SECONDS = 5.0
 MAX_REASON_CHARACTERS = 200
 
@@ -55,16 +56,19 @@ class HeldLock:
         return self._is_valid()
 
     def check(self) -> None:
-        """Raise LockLostError unless this process certainly holds the lock; costs a clock call."""
+        """Raise LockLostError unless this process certainly holds the lock.
+
+        Costs one reading of the clock.
+        """
         if not self.valid:
             raise LockLostError(name=self.name)
 
 
 class Section(HeldLock):
-    """A pause of queues in the whole fleet, while this process lives.
+    """A pause of queues in the whole fleet that ends with this process.
 
     :ivar name: the globs of the queues.
-    :param is_ended: returns whether an operator has ended the section.
+    :param is_ended: a function that returns whether an operator has ended the section.
     """
 
     def __init__(
@@ -78,7 +82,10 @@ class Section(HeldLock):
         self._is_ended = is_ended
 
     def check(self) -> None:
-        """Raise SectionLostError unless the queues are certainly paused; costs one clock call."""
+        """Raise SectionLostError unless the queues are certainly paused.
+
+        Costs one reading of the clock.
+        """
         if not self.valid:
             reason = "the coordinator may have ended the session"
             if self._is_ended():
@@ -92,14 +99,15 @@ class LockService(Protocol):
     permits: PermitService
 
     def register(self, over: Any, timeout_seconds: float) -> None:
-        """Wait until this process has a node; set the event `over` at the end of its session."""
+        """Wait until this process has a node. Set the event `over` when the session ends."""
 
     def pause(
         self, globs: tuple[str, ...], reason: str, timeout_seconds: float
     ) -> tuple[Section, Callable[[], None]]:
         """Wait until a section is in force; return the section and the function that ends it.
 
-        :raises PauseNotObeyedError: the section was not in force in time, and has been ended.
+        :raises PauseNotObeyedError: the section was not in force before the timeout, so this call
+            has ended the section.
         """
 
     def acquire(
@@ -147,12 +155,12 @@ def held_section(
 class CoordinatorLocks:
     """Locks in the coordinator.
 
-    Calls raise NodeRefusedError if the account may not take a lock or pause queues.
+    Methods raise NodeRefusedError if the account may not acquire a lock or pause queues.
 
     :param writer: the name of this process in `qdo locks`.
     """
 
-    # The calls of `qdo.operators.OperatorService` use this connection.
+    # `qdo.operators.OperatorService` also uses this connection.
     operators = None
 
     def __init__(
@@ -181,7 +189,10 @@ class CoordinatorLocks:
     def acquire(
         self, name: str, shared: bool, reason: str, timeout_seconds: float | None
     ) -> tuple[HeldLock, Callable[[], None]]:
-        """Do as `LockService.acquire`; raise LockLostError if the session ended meanwhile."""
+        """Acquire a lock like `LockService.acquire`.
+
+        Raise LockLostError if the session ends meanwhile.
+        """
         folder = self.layout.fleet.lock(name)
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
@@ -227,7 +238,7 @@ class CoordinatorLocks:
         record: Record | None = None,
         on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> tuple[Section, Callable[[], None]]:
-        """Do as `LockService.pause`; see `wait_in_force` for `on_wait`."""
+        """Pause queues like `LockService.pause`. See `wait_in_force` for `on_wait`."""
         connection = self.connection
         client = connection.client
         by = connection.wait_registered(timeout_seconds)
@@ -239,10 +250,10 @@ class CoordinatorLocks:
             try:
                 end_pauses(client, self.layout, [pause.id])
             except UnreachableError:
-                connection.close()  # the section ends with the session of its maker
+                connection.close()  # the section ends with the session of its process
             except QdoError:
                 raise
-            except BaseException:  # the job is stopped at this moment
+            except BaseException:  # the worker is stopping the job
                 connection.close()
                 raise
 
@@ -282,7 +293,7 @@ class _Waiter:
         connection.waiters.add(self._changed)
 
     def wait_held(self, deadline: float | None) -> None:
-        """Wait until the contender holds the lock, or has ended."""
+        """Wait until the contender holds the lock, has left, or is late."""
         # Even with a timeout of 0, wait a moment to learn whether another contender is ahead.
         placed = None if deadline is None else max(deadline, clock() + TRY_SECONDS)
         self._connection.add(self.contender)
@@ -304,7 +315,7 @@ class _Waiter:
         deadline = clock() + RELEASE_SECONDS
         while not (self.contender.left or self.contender.refusal or self._connection.over):
             if clock() >= deadline:
-                return  # the machine continues until its node is gone
+                return  # the machine continues until the contender's node is gone
             self._changed.wait(deadline - clock())
             self._changed.clear()
         self._connection.remove(self.contender)

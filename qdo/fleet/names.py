@@ -1,4 +1,4 @@
-"""Check the names that the processes of an app share, match globs, and name the writer."""
+"""Checks the names that the processes of an app share, matches globs, and names the writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 400
 
 
 def checked_name(what: str, name: str) -> str:
-    """Return a name; raise SharedNameError if no node can have it."""
+    """Return a name; raise SharedNameError if no node can have the name."""
     reason = name_error(name) if type(name) is str else f"it is a {type(name).__name__}"
     if reason:
         raise SharedNameError(what=what, name=name, reason=reason)
@@ -39,12 +39,12 @@ def match_everything(globs: Iterable[str], names: Collection[str]) -> bool:
     patterns = tuple(globs)
     if any("*" in glob and not glob.replace("?", "", 1).strip("*") for glob in patterns):
         return True  # "*" or "?*"
-    # If only one queue exists, a glob that matches it means only this queue.
+    # If an app has only one queue, a glob that matches this queue does not mean all queues.
     return len(names) > 1 and all(map(QueueFilter(patterns).matcher(), names))
 
 
 def overlap(one: str, other: str) -> bool:
-    """Return whether a name may match both globs. A set in brackets counts as any character."""
+    """Return whether one name may match both globs. A set in brackets counts as any character."""
     if max(len(one), len(other)) > _MOST_CHARACTERS:
         return True
     first = _tokens(one)
@@ -74,6 +74,6 @@ def exactly(name: str) -> str:
 
 
 def only_name(glob: str) -> str | None:
-    """Return the only name that a glob matches, as "a*" for "a[*]"; None if it has wildcards."""
+    """Return the only name that a glob matches ("a*" for "a[*]"); None with wildcards."""
     name = re.sub(r"\[([*?[])\]", r"\1", glob)
     return name if exactly(name) == glob else None

@@ -1,6 +1,6 @@
-"""Find the worker that owns a queue, for processes that send it requests.
+"""Finds the worker that owns a queue. Other processes can then send requests to the worker.
 
-The answer comes from two nodes, the queue's and the worker's, and needs no further record.
+The answer comes from the node of the queue and the node of the worker.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from qdo.coordination.znodes.worker_node import WorkerNode
 class Owner:
     """The worker that owns a queue.
 
-    The worker may have stopped or lost the queue since. So a process that gets a request checks
-    that it owns the queue.
+    The worker may have stopped or lost the queue meanwhile. Therefore a worker that receives a
+    request must check that it owns the queue.
 
     :ivar worker: name of the worker's node.
     :ivar process: host, process and parent process of the worker, for people to read.
     :ivar zone: the worker's setting `zone`.
-    :ivar address: the worker's setting `address`, at which it answers.
+    :ivar address: the worker's setting `address`, at which the worker serves requests.
     """
 
     queue: str
@@ -35,7 +35,7 @@ class Owner:
 
 
 def find_owner(client: Client, layout: Layout, queue: str) -> Owner | None:
-    """Return the owner of a queue; None without an owner, or if the owner is gone."""
+    """Return the owner of a queue; None if the queue has no owner, or if the owner is gone."""
     for node in read_nodes(client, [layout.queue(queue)]):
         worker = QueueNode.parse(node.data, node.refused).owner
         for found in read_nodes(client, [layout.worker(worker)] if worker else []):

@@ -1,18 +1,19 @@
-"""Obey the pauses of the fleet: paused queues in the node `holds`. Machines without I/O.
+"""Machines without I/O that obey the pauses of the fleet. The node `holds` names the paused queues.
 
 1.  An operator or a section writes the pause into the node `holds`, and *then* lists the workers.
-2.  A worker reads that node after every registration, before it starts a message. So a worker that
-    registers after the listing knows the pause. The worker watches the node, and reads it again
-    after every reconnection. After a read, it starts no message of matching queues.
-3.  When no message of a paused queue is in flight any more, the worker acknowledges: it writes the
-    mzxid of the node `holds` into its own node. It cannot use the version, because the versions
-    of a recreated node begin at 0.
-4.  The pause is in force once every listed worker has acknowledged it, or is gone.
-5.  A pause ends when it is removed from the node. A pause that names the node of its maker also
-    ends when that node is gone. Numbers of such nodes are never used again, so gone is forever.
+2.  A worker reads the node `holds` after every registration, before it starts a message. So a
+    worker that registers after the listing knows the pause. The worker watches the node, and reads
+    the node again after every reconnection. After a read, it starts no message of matching queues.
+3.  When no message of a paused queue is in flight any more, the worker acknowledges the pause. It
+writes the mzxid of the node `holds` into its own node. It cannot use the version, because the
+versions of a recreated node begin at 0 again.
+4.  The pause is in force once every listed worker has acknowledged the pause or is gone.
+5.  A pause ends when an operator, its maker or the leader removes the pause from the node. A pause
+that names the node of its maker also ends when the maker's node is gone. No later node ever has the
+same name.
 
-Only the leader removes expired pauses, so one clock decides. Without a leader, pauses last longer,
-which is safe. If the node is unreadable, the last readable pauses stay in force.
+Only the leader removes expired pauses, so only one clock matters. Without a leader, pauses last
+longer, which is safe. If the node is unreadable, the last readable pauses stay in force.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, is_path_part
 
 _log = logging.getLogger(__name__)
 
-# Most pauses, because every worker compares every queue with all pauses.
+# Maximum number of pauses. Every worker compares every queue with all pauses.
 MAX_PAUSES = 100
 MAX_REASON_CHARACTERS = 500
-# Most bytes of the node: twice the size of `MAX_PAUSES` ordinary pauses.
+# Maximum size of the node in bytes, which is twice the size of `MAX_PAUSES` ordinary pauses.
 MAX_BYTES = 64 * 1024
-# While messages of paused queues run, time between checks whether they have ended.
+# Interval at which a worker checks whether messages of paused queues have ended.
 LOOK_SECONDS = 0.01
-# While the node has pauses, time between the leader's checks for expired pauses.
+# Interval at which the leader checks for expired pauses.
 CLEAN_SECONDS = 1.0
 _ID = re.compile(r"[0-9a-f]{8,32}", re.ASCII)
 
@@ -51,12 +52,12 @@ class Pause:
     why: str = ""
     # User and host of the pause's maker.
     who: str = ""
-    # Unix time of the start by the maker's clock. `until` is the end on this clock; None for no
+    # Unix time of the start by the maker's clock. `until` is the end by the same clock; None for no
     # end.
     at: float = 0.0
     until: float | None = None
-    # Path of the ephemeral node of the section's maker, with which the section ends. "" for an
-    # operator's pause, which needs no process.
+    # Path of the ephemeral node of a section's maker. The section ends with this node. "" for an
+    # operator's pause.
     by: str = ""
 
     def is_over(self, now: float) -> bool:
@@ -68,14 +69,17 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class PauseNode:
-    """The value of the node: pauses in the order of creation; none in a node with a fault."""
+    """The value of the node: the pauses in the order of their creation.
+
+    A node with a fault has no pauses.
+    """
 
     pauses: tuple[Pause, ...] = ()
     fault: str | None = None
 
     @classmethod
     def parse(cls, data: bytes | None) -> PauseNode:
-        """Parse a node; one bad pause makes the whole node unreadable."""
+        """Parse a node. One invalid pause makes the whole node unreadable."""
         if data is not None and len(data) > MAX_BYTES:
             return cls(fault=f"it must have at most {MAX_BYTES} bytes, got {len(data)}")
         value, fault = load(data)
@@ -143,13 +147,13 @@ class StandstillGate(Protocol):
     """Pauses queues of this worker."""
 
     def apply(self, pauses: Sequence[Pause]) -> None:
-        """Start no message of queues that match these pauses; let all others continue."""
+        """Start no message of queues that match these pauses. Let all other queues continue."""
 
     def in_flight(self) -> bool: ...
 
 
 class PauseWatch(m.Machine):
-    """Reads the pauses, passes them to the gate and acknowledges them.
+    """Reads the pauses, passes them to the gate, and acknowledges them.
 
     :param acknowledge: a function that writes an mzxid into the worker's own node.
     """
@@ -203,7 +207,7 @@ class PauseWatch(m.Machine):
 
     def _got(self, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse):
-            return  # read again after the reconnection
+            return  # the machine reads again after the reconnection
         fault = answer.reason if isinstance(answer, m.Refused) else None
         node = self._node
         if isinstance(answer, m.NodeMissing):
@@ -242,7 +246,7 @@ class PauseWatch(m.Machine):
 
     def _apply(self) -> None:
         pauses = self._node.pauses
-        # Leave out pauses whose makers are gone; the leader may take a second to remove them.
+        # Ignore pauses whose makers are gone. The leader may take a second to remove these pauses.
         self._gone &= {pause.by for pause in pauses}
         self._gate.apply([pause for pause in pauses if pause.by not in self._gone])
         now = self._clock()
@@ -276,7 +280,7 @@ class PauseWatch(m.Machine):
         pauses = self._node.pauses
         now = self._wall()
         over = [pause for pause in pauses if pause.by in self._gone or pause.is_over(now)]
-        # A missing or unreadable node has no version, and no pauses to remove.
+        # A missing or unreadable node has no version and no pauses to remove.
         if over and self._version >= 0:
             self._cleaning = True
             remaining = PauseNode(tuple(pause for pause in pauses if pause not in over))
@@ -291,9 +295,9 @@ class PauseWatch(m.Machine):
 
 
 class SectionWatch(m.Machine):
-    """Tells the maker of a section that an operator has ended it.
+    """Tells the maker of a section that an operator has ended the section.
 
-    :ivar ended: whether the node no longer has the section; never False again once True.
+    :ivar ended: whether the node no longer has the section. Once True, the value stays True.
     """
 
     def __init__(self, path: str, id: str) -> None:

@@ -1,11 +1,11 @@
-"""Pause queues in the whole fleet, for a reason.
+"""Pauses queues in the whole fleet.
 
 An operator's pause lasts until a set time, or until an operator resumes the queues. A *section* is
-a pause that lasts as long as its process. `pause_machine` is the workers' side.
+a pause that lasts as long as its process. `pause_machine` obeys the pauses in the workers.
 
-Calls raise NodeRefusedError if the account may not read or change pauses, and
-CoordinatorUnreachableError after a timeout; a change may then have taken effect. `record` makes the
-change's entry in the action log. `by` is the operator, if other than the user of this process.
+Functions raise NodeRefusedError if the account may not read or change pauses. They raise
+CoordinatorUnreachableError after a timeout. A change may then have taken effect. `record` makes the
+entry in the action log. `by` is the operator, unless the operator is the user of this process.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from qdo.queues import MAX_GLOBS_CHARACTERS, MAX_NAME_LENGTH, QueueFilter, is_pa
 from qdo.system.clock import polls
 from qdo.text import join_some
 
-# Makes an entry for the action log, from the pauses before and after a change.
+# A function that makes an entry for the action log from the pauses before and after a change.
 Record = Callable[[Sequence[Pause], Sequence[Pause]], CreateOp]
-# Longest wait without a report.
+# Maximum time before `wait_in_force` first calls `on_wait`.
 _REPORT_SECONDS = 0.4
 NAMES_SHOWN = 5
 
@@ -54,7 +54,7 @@ class PausesRead:
     node: PauseNode
     # Place of the last change in the coordinator's total order.
     zxid: int
-    # By worker, the place of the last change that the worker obeys.
+    # For each worker, the place of the last change that the worker obeys.
     obeyed: dict[str, int]
 
 
@@ -84,7 +84,7 @@ def new_pause(
 
 
 def check_matches(globs: Iterable[str], names: Collection[str]) -> None:
-    """Raise NotFoundError for a glob that matches no queue and is probably a mistake."""
+    """Raise NotFoundError for a glob that matches no queue, because it is probably a mistake."""
     for glob in globs:
         if not any(map(QueueFilter((glob,)).matcher(), names)):
             raise NotFoundError(what="queue that matches", name=glob)
@@ -101,7 +101,7 @@ def read_pauses(client: Client, layout: Layout) -> PausesRead:
 
 
 def in_force(client: Client, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
-    """Return the pauses whose makers live; without a leader, the node may have others."""
+    """Return the pauses whose makers still exist."""
     present = tuple(pauses)
     makers = sorted({pause.by for pause in present if pause.by})
     alive = {"", *(node.path for node in read_nodes(client, makers))}
@@ -109,7 +109,9 @@ def in_force(client: Client, pauses: Iterable[Pause]) -> tuple[Pause, ...]:
 
 
 def add_pause(client: Client, layout: Layout, pause: Pause, *, record: Record | None = None) -> int:
-    """Write a pause; return its place in the coordinator's total order for `wait_in_force`.
+    """Write a pause.
+
+    For `wait_in_force`, return the place of the write in the coordinator's total order.
 
     Raise PausesUnreadableError if the present pauses cannot be read, and RejectedError if the node
     already has too many pauses.
@@ -132,7 +134,7 @@ def add_pause(client: Client, layout: Layout, pause: Pause, *, record: Record | 
         entry = _recorded(record, (), (pause,))
         return [*_writing(path, node, pauses), *entry]
 
-    def is_mine(node: NodeRead) -> bool:  # another operator may have ended it already
+    def is_mine(node: NodeRead) -> bool:  # another operator may have ended the pause already
         return mine in node.data or any(isinstance(read(client, op.path), NodeRead) for op in entry)
 
     answer = change(client, path, decide, root=layout.root, is_mine=is_mine)
@@ -149,11 +151,14 @@ def end_pauses(
 def resume_globs(
     client: Client, layout: Layout, globs: Iterable[str], *, record: Record | None = None
 ) -> list[Pause]:
-    """Remove globs from all pauses, and end pauses without globs; return changed pauses."""
+    """Remove globs from all pauses, and end pauses that have no globs left.
+
+    Return the changed pauses.
+    """
     ended = set(globs)
 
     def without(pause: Pause) -> Pause | None:
-        if pause.by:  # a section: only its process or its id ends it
+        if pause.by:  # a section ends only through its process or its id
             return pause
         queues = tuple(glob for glob in pause.queues if glob not in ended)
         return replace(pause, queues=queues) if queues else None
@@ -162,7 +167,7 @@ def resume_globs(
 
 
 def end_all(client: Client, layout: Layout, *, record: Record | None = None) -> list[Pause]:
-    """End all pauses, even unreadable ones; return the readable ones."""
+    """End all pauses, even unreadable pauses; return the readable pauses."""
     ended: list[Pause] = []
 
     def decide(node: Node) -> list[Op] | None:
@@ -185,15 +190,16 @@ def wait_in_force(
     on_wait: Callable[[Sequence[str]], None] = lambda names: None,
     consequence: str = "it stays in force for all others; end it with `qdo resume --id {id}`",
 ) -> int:
-    """Wait until no message of the paused queues runs and no earlier section pauses these queues.
+    """Wait until no message of the paused queues runs and no earlier section pauses them.
 
-    Return the number of workers that had to obey. Raise PauseNotObeyedError if a worker does not
-    obey in time, and SectionLostError if an operator ended this section.
+    Return the number of workers that had to acknowledge the pause. Raise PauseNotObeyedError if a
+    worker does not obey in time, and SectionLostError if an operator ended this section.
 
     :param zxid: the place that `add_pause` returned.
-    :param on_wait: called with the names of the remaining workers after each change.
+    :param on_wait: a function to call with the names of the remaining workers whenever they change.
     """
-    # List workers after the write of the pause: later workers read it before they start a message.
+    # List workers after writing the pause. Workers that register later read it before they start a
+    # message.
     waiting = listed = list_workers(client, layout)
     names: Sequence[str] = ()
     reported: Sequence[str] = ()
@@ -222,7 +228,7 @@ def pause_text(pause: Pause) -> str:
 
 
 def _obeyed(client: Client, layout: Layout, workers: Iterable[str]) -> dict[str, int]:
-    """Return the zxid up to which each remaining worker obeys."""
+    """Return the zxid of the last change that each of these workers obeys."""
     nodes = read_nodes(client, [layout.worker(name) for name in workers])
     return {node.path.rpartition("/")[2]: WorkerNode.parse(node.data).holds for node in nodes}
 
@@ -278,13 +284,16 @@ def _writing(path: str, node: Node, pauses: Iterable[Pause]) -> list[Op]:
 
 
 def pause_queues(client: Client, layout: Layout, pause: Pause, by: str = "") -> int:
-    """Start a pause, with an entry in the action log; return its place as `add_pause` does."""
+    """Start a pause, with an entry in the action log.
+
+    Return the place of the write, like `add_pause`.
+    """
     with recorded(client, layout, "pause", pause.queues, pause.why, by) as record:
         return add_pause(client, layout, pause, record=record)
 
 
 def resume_pause(client: Client, layout: Layout, id: str, reason: str, by: str = "") -> list[Pause]:
-    """End a pause; return it, or raise NotFoundError."""
+    """End a pause and return it; raise NotFoundError if the pause does not exist."""
     with recorded(client, layout, "resume", (id,), reason, by) as record:
         ended = end_pauses(client, layout, [id], record=record)
     if not ended:
@@ -293,7 +302,7 @@ def resume_pause(client: Client, layout: Layout, id: str, reason: str, by: str =
 
 
 def chosen(found: PauseNode, globs: Sequence[str], id: str | None = None) -> list[Pause]:
-    """Return pauses with this id or one of these globs; all pauses if neither is given.
+    """Return pauses with this id or one of these globs, or all pauses if there is no id or glob.
 
     Raise NotFoundError if no pause has the id, or no pause has one of the globs.
     """

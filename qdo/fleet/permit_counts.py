@@ -1,6 +1,7 @@
-"""Count one process's share of a limit: permits, and starts at a rate. Without I/O.
+"""Counts the permits and starts in one process's share of a limit. Does no I/O.
 
-Each count belongs to one registration. At most `cap` may be in use. The node has at least `held`.
+Each count belongs to one registration. At most `cap` permits may be in use. The node of the limit
+has a share of at least `held`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from itertools import repeat
 
 from qdo.fleet.limit_node import MOST, ShareHolder
 
-# Length of a window, reduced for rounding.
+# Length of a window, slightly shorter because of rounding errors.
 FULL = 1 - 1e-9
 
 
 def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
     """Return the max-min fair number of permits for each process.
 
-    The result is as if permits were dealt one by one, in this order, to processes that want more.
+    The numbers are the same as if permits went, one by one, to each process in turn that wants
+    more.
     """
     dealt = [0] * len(holders)
     open_ = [index for index, each in enumerate(holders) if each.wants > 0]
@@ -37,12 +39,13 @@ class PermitCount:
     """The permits of one process.
 
     :ivar held: the share in the last acknowledged write.
-    :ivar cap: the most permits in use; lowered at once, raised only by acknowledged writes.
+    :ivar cap: maximum number of permits in use. It falls immediately, but rises only with
+        acknowledged writes.
     :ivar got_at: the time at which `held` became more than 0.
     :ivar used: whether a caller has taken a permit since `got_at`.
     :ivar peak: the highest demand since `peak_since`.
-    :ivar interrupt: called before fewer may be used, because an engine may start messages and
-        count them afterwards.
+    :ivar interrupt: a function to call before `cap` falls, because an engine may start messages
+        before it counts them.
     """
 
     def __init__(self) -> None:
@@ -64,16 +67,16 @@ class PermitCount:
         self.in_use -= 1
 
     def less_at(self, now: float) -> float:
-        """Return when fewer are in use without a return by a caller; `inf` for never."""
+        """Return the time of the next release without a caller's return; `inf` for never."""
         return float("inf")
 
     @property
     def occupied(self) -> int:
-        """The number of permits that the process cannot give up before callers return them."""
+        """The number of permits that the process cannot give up until callers return them."""
         return self.in_use
 
     def demand(self, now: float) -> int:
-        """Return the number of permits that the process could use at once."""
+        """Return the number of permits that the process could use now."""
         return min(self.in_use + self.waiting, MOST)
 
     def wanted(self, now: float) -> int:
@@ -102,8 +105,8 @@ class StartCount(PermitCount):
     """The starts of one process, as a share of a rate.
 
     Each unit of the burst serves one start in a window of burst / rate seconds, as if a start held
-    a permit for that time. So the fleet starts at most the burst in any window, and another
-    process can use a moved unit at once.
+    a permit for this time. So the fleet starts at most `burst` jobs in any window. After a unit
+    moves to another process, the other process can use it immediately.
 
     :ivar unit_rate: starts per second of each unit; a window is the time between two starts.
     """
@@ -154,7 +157,7 @@ class StartCount(PermitCount):
         return self.in_use + count <= self.cap
 
     def take_more(self, count: int, now: float) -> None:
-        """Count starts that `covers` allowed, possibly some time ago."""
+        """Count starts that `covers` has allowed, even some time ago."""
         if not self.unlimited:
             self._started.extend(repeat(now, count))
             self._count(now)
@@ -165,7 +168,7 @@ class StartCount(PermitCount):
     def refund(self) -> None:
         """Forget a counted start whose message did not start."""
         if self._started:
-            self._started.popleft()  # forget the oldest start, so that no other starts too early
+            self._started.popleft()  # the oldest, so that no other job starts too early
             self.in_use = len(self._started)
 
     def next_at(self, now: float) -> float:
@@ -182,6 +185,6 @@ class StartCount(PermitCount):
 
     def demand(self, now: float) -> int:
         self._count(now)
-        # Let a share grow by doubling. In steps of one, the share of a fast rate would take
-        # seconds.
+        # Double a share that must grow. In steps of one, the share of a fast rate would take
+        # seconds to grow.
         return min(self.in_use + (self.waiting + self.cap if self.waiting else 0), MOST)

@@ -1,7 +1,7 @@
 """Permits of limits for scripts, web servers, and code within a job.
 
-Such a process has a share of each limit that it uses, by the same rules as a worker; see `shares`.
-Its node below ``components`` takes the place of a worker node.
+Such a process has a share of each limit that it uses, by the same rules as a worker (see `shares`).
+It has a node below ``components`` instead of a worker node.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from qdo.system.clock import checked_timeout, clock
 from qdo.system.home_loop import at_home
 from qdo.system.twins import AsyncEntry, twin, warn_if_blocking
 
-# How long `try_acquire` waits for a share, once the coordinator knows that this process wants one.
-# Before that, it waits as long as for a registration, because a slow answer is not a refusal.
+# Maximum time for which `try_acquire` waits for a share after the coordinator knows the demand.
+# Until then it waits up to `REGISTER_SECONDS`, because a slow answer is not a refusal.
 TRY_SECONDS = 0.5
-# How long the registration of this process may take.
+# Maximum time for the registration of this process.
 REGISTER_SECONDS = 15.0
 
 
@@ -48,16 +48,19 @@ class HeldPermit(AsyncEntry["HeldPermit"]):
 
     @property
     def valid(self) -> bool:
-        """Whether certainly no other process has got the permits."""
+        """Whether certainly no other process has the permits."""
         return not self._is_released and self._is_valid()
 
     def check(self) -> None:
-        """Raise PermitLostError unless this process certainly holds them; costs a clock call."""
+        """Raise PermitLostError unless this process certainly holds the permits.
+
+        Costs one reading of the clock.
+        """
         if not self.valid:
             raise PermitLostError(name=", ".join(self.names))
 
     def release(self) -> None:
-        """Return the permits; idempotent."""
+        """Return the permits. Further calls do nothing."""
         warn_if_blocking()
         self._is_released = True
         self._held.close()
@@ -78,14 +81,16 @@ class PermitService(Protocol):
     def valid(self) -> bool: ...
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Take a permit, and return the function that returns it; None without a permit in time.
+        """Take a permit, and return the function that returns the permit.
+
+        Return None after the timeout.
 
         :raises LimitNotFoundError: the limit does not exist.
         """
 
 
 class PermitAsk(AsyncEntry[HeldPermit]):
-    """The result of `App.limit`: permits for a ``with`` block, or one try."""
+    """The result of `App.limit`: acquires permits for a ``with`` block, or tries once."""
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class PermitAsk(AsyncEntry[HeldPermit]):
         self._entered: list[HeldPermit] = []
 
     def try_acquire(self) -> HeldPermit | None:
-        """Return permits, or None if none are free now.
+        """Return permits, or None if a limit has no free permit now.
 
         :raises LimitNotFoundError: the limit does not exist.
         """
@@ -113,10 +118,10 @@ class PermitAsk(AsyncEntry[HeldPermit]):
     atry_acquire = twin(try_acquire)
 
     def _acquire(self, timeout_seconds: float | None) -> HeldPermit | str:
-        """Return permits, or the name of a limit without a permit in time."""
+        """Return permits, or the name of a limit that had no permit before the timeout."""
         deadline = None if timeout_seconds is None else clock() + timeout_seconds
         while True:
-            # A waiting caller loses nothing with its session, and waits in the next session.
+            # A waiting caller loses nothing when the session ends, and waits in the next session.
             with suppress(PermitLostError):
                 return self._take(deadline)
 
@@ -152,7 +157,7 @@ def _undo_take(give_back: Callable[[], None] | None) -> None:
 class _Waiter:
     """A caller that waits for a permit; only the connection's loop changes it."""
 
-    # The loop sets the event for a permit, for a fault, and once the coordinator knows the demand.
+    # The loop sets the event for a permit, for a fault, and when the coordinator knows the demand.
     def __init__(self, event: Any) -> None:
         self.event = event
         self.granted = self.asked = False
@@ -173,12 +178,12 @@ class _Line:
 
     def enter(self, waiter: _Waiter) -> None:
         if self.share.known_fault is not None:
-            self.share.changed(self._path)  # read the node again, which may be repaired by now
+            self.share.changed(self._path)  # read again; an operator may have repaired it
         self.waiting.append(waiter)
         self.serve()
 
     def leave(self, waiter: _Waiter) -> None:
-        """Remove a caller, and return its permit if it has already got one."""
+        """Remove a caller, and return its permit if the caller already has a permit."""
         if waiter.granted:
             self.give_back()
         elif waiter in self.waiting:
@@ -224,10 +229,10 @@ class CoordinatorPermits:
         return self._connection.valid
 
     def take(self, name: str, timeout_seconds: float | None) -> Callable[[], None] | None:
-        """Do as `PermitService.take`.
+        """Take a permit like `PermitService.take`.
 
-        Also raise RejectedError if the limit cannot be read or written, PermitLostError if the
-        session has ended meanwhile, and CoordinatorUnreachableError if the registration fails.
+        Also raise RejectedError if this process cannot read or write the limit, PermitLostError if
+        the session ends meanwhile, and CoordinatorUnreachableError if the registration fails.
         """
         connection = self._connection
         try:
@@ -237,13 +242,13 @@ class CoordinatorPermits:
                 raise PermitLostError(name=name) from None
             raise
         waiter = _Waiter(connection.client.handler.event_object())
-        connection.waiters.add(waiter.event)  # the end of the session wakes it
+        connection.waiters.add(waiter.event)  # the end of the session wakes the caller
         kept = False
         try:
             connection.call(partial(self._enter, name, path, waiter))
             self._wait(waiter, timeout_seconds)
             kept = waiter.granted and not connection.over
-        finally:  # also if the job is stopped here, for example at its deadline
+        finally:  # the worker may stop the job here, for example at its deadline
             connection.waiters.discard(waiter.event)
             if not kept:
                 connection.call(partial(self._leave, name, waiter))

@@ -1,17 +1,17 @@
-"""Live settings in the node `settings`, which every worker checks before they come into force.
+"""Checks and uses the live settings in the node `settings`.
 
 A machine without I/O.
 
 1.  An operator writes a proposal into the node `settings`, and *then* lists the workers. A later
-    proposal replaces it.
-2.  Every worker watches that node. It reads the node after every registration, before it starts a
-    message, and again after every reconnection. It checks a proposal with its own code. Then it
-    writes into its component node whether it accepts or refuses the proposal.
-3.  When every listed worker has accepted the proposal, or is gone, its author puts it into force
-    with one write at the version read. A replaced proposal cannot come into force.
-4.  A worker uses a version in force only if its own code accepts it. Otherwise it keeps its
-    settings, and logs an error. A process that did not answer in time, or that started later, may
-    refuse a version in force.
+proposal replaces an earlier proposal.
+2.  Every worker watches the node. A worker reads the node after every registration, before it
+starts a message, and again after every reconnection. The worker checks a proposal with its own
+code, and writes its answer into its component node: it accepts or refuses the proposal.
+3.  When every listed worker has accepted the proposal or is gone, the author puts the proposal into
+force with one write at the version read. Therefore a replaced proposal cannot come into force.
+4.  A worker uses a version in force only if its own code accepts the version. Otherwise the worker
+    keeps its settings and logs an error. A process that did not answer in time, or that started
+    later, may refuse a version in force.
 
 The node holds the text of the version in force, so a process never has a number without its text.
 Answers name a proposal by its id, because a replacing proposal has the same number.
@@ -32,7 +32,8 @@ from qdo.errors import LiveSettingsSizeError
 
 _log = logging.getLogger(__name__)
 
-# Longest text of a version. The node has two texts, and JSON may need three times as many bytes.
+# Maximum size of the text of a version. The node has two texts, and JSON may need three times as
+# many bytes.
 MAX_TEXT_BYTES = 64 * 1024
 MAX_WHY_CHARACTERS = 500
 KEPT_VERSIONS = 100
@@ -47,7 +48,7 @@ class SettingsVersion:
 
     # The id of the version. A repeated proposal gets another id.
     id: str
-    # The number of the version, counting only versions that came into force.
+    # The number of the version. Only versions that come into force are counted.
     number: int
     # The settings as TOML.
     text: str
@@ -116,7 +117,7 @@ class SettingsNode:
 
     @classmethod
     def parse(cls, data: bytes | None) -> SettingsNode:
-        """Parse a node; one bad version makes the whole node unreadable."""
+        """Parse a node. One invalid version makes the whole node unreadable."""
         value, fault = load(data)
         if fault is not None:
             return cls(fault=fault)
@@ -147,10 +148,10 @@ class SettingsUser(Protocol):
     def in_use(self) -> SettingsVersion | None: ...
 
     def check(self, version: SettingsVersion) -> str | None:
-        """Return why this process refuses a version, or None if it accepts the version."""
+        """Return the reason why this process refuses a version, or None to accept it."""
 
     def use(self, version: SettingsVersion | None) -> None:
-        """Use a version that `check` has accepted, or no live settings if it is None."""
+        """Use a version that `check` has accepted. With None, use no live settings."""
 
     def answer(self, report: SettingsReport) -> None:
         """Publish the versions that this process uses, accepts and refuses."""
@@ -160,11 +161,11 @@ class SettingsUser(Protocol):
 class SettingsReport:
     """A process's report on live settings, in its component node."""
 
-    # Number of the version in use, 0 for none.
+    # Number of the version in use; 0 without live settings.
     uses: int = 0
-    # Id of the accepted proposal, or of the accepted version in force; "" for none.
+    # Id of the accepted proposal, or of the accepted version in force, or "".
     accepts: str = ""
-    # Id of the refused version; "" for none.
+    # Id of the refused version, or "".
     refuses: str = ""
     why: str = ""
 
@@ -180,7 +181,7 @@ class SettingsReport:
 
 
 class SettingsWatch(m.Machine):
-    """Reads the live settings, and makes this process check and use them."""
+    """Reads the live settings, and tells this process to check and use them."""
 
     def __init__(self, path: str, user: SettingsUser) -> None:
         super().__init__()
@@ -193,7 +194,7 @@ class SettingsWatch(m.Machine):
         self._was_read = False
 
     def when_read(self, then: Callable[[], object]) -> None:
-        """Call a function after the first read of the node, or now if that has happened."""
+        """Call a function after the first read of the node, or now if this read has ended."""
         if self._was_read:
             then()
         else:
@@ -211,7 +212,7 @@ class SettingsWatch(m.Machine):
 
     def _got(self, answer: m.Response) -> None:
         if isinstance(answer, m.NoResponse):
-            return  # read again after the reconnection
+            return  # the machine reads again after the reconnection
         node = SettingsNode()
         if isinstance(answer, m.Refused):
             node = SettingsNode(fault=answer.reason)
@@ -246,7 +247,7 @@ class SettingsWatch(m.Machine):
             self._user.answer(report)
 
     def _use(self, current: SettingsVersion | None) -> str | None:
-        """Use the version in force; return why this process refuses it, or None."""
+        """Use the version in force, or return the reason why this process refuses it."""
         before = self._user.in_use
         if before == current:
             return None

@@ -1,22 +1,24 @@
-"""Plan and keep one process's share of a limit. A machine without I/O.
+"""Plans and keeps one process's share of a limit. The class is a machine without I/O.
 
 A process hands out the permits of its share from memory. Only shares go through the coordinator,
 in the single node ``limits/<name>``. Seven rules keep the shares within the limit:
 
-1. A process that wants permits adds itself, at the version read. It writes once in `WRITE_SECONDS`
-   and wants less only after a while. After a conflict it repeats its write at once.
+1. A process that wants permits adds itself to the node, at the version read. It writes at most once
+in `WRITE_SECONDS`, and reduces its demand only after a while. After a conflict it repeats its write
+at once.
 2. Every process in the node watches the node. If its share shrinks, a process lowers its own cap at
    once, and writes the smaller share when callers have returned enough permits. If its share grows,
    it writes the free part, and uses this part only after the acknowledgment of the write.
-3. While another process would get nothing, a process with a share stops using it after a while.
-   Once callers have returned all its permits, it gives them up, and moves itself to the end of the
-   order. Only holders move to the end, because otherwise other processes never get a turn.
+3. While another process would get nothing, a process with a share stops using the share after a
+while. Once callers have returned all permits, the process gives them up and moves itself to the end
+of the order. Only holders move to the end. Otherwise other processes would never get a turn.
 4. A process that lacks permits removes holders whose worker or component node is gone. It lists
    workers and components *after* it has read the limit, because a holder's node exists before its
-   entry. Starts of such a holder become free a window later.
+   entry. The starts of a removed holder become free one window later.
 5. After a lost answer, a process writes the node again at the version read, and trusts only the
    answer to this write. A read proves nothing, because the old write could still take effect later.
-6. Every write checks the own worker node. Once the lease is over the cap counts as 0.
+6. Every write checks the worker node of its process. After the end of the lease, the cap counts as
+0.
 7. A process that gives up permits deals them, in the same write, to processes that lack permits. A
    process that reads a larger share uses it, unless its own last write is in doubt. No other
    process lowers the share of a live process.
@@ -35,30 +37,31 @@ from qdo.coordination.znodes.values import MAX_VALUE_BYTES
 from qdo.fleet.limit_node import MISSING, DeclaredLimit, LimitNode, ShareHolder, ShareHolders
 from qdo.fleet.permit_counts import PermitCount, StartCount, targets
 
-# How long a process keeps a used permit that other processes wait for.
+# Time for which a process keeps a used permit that other processes wait for.
 TURN_SECONDS = 0.1
 # A process keeps such a permit for at least this many answer times of the coordinator, because a
 # handover takes at least two answers.
 TURN_ANSWERS = 10
-# The longest turn, even if answers are late.
+# Maximum duration of a turn, even if answers are late.
 LONGEST_TURN_SECONDS = 5.0
-# Approximate time for which a process keeps a permit that it cannot use without another limit's.
+# Approximate time for which a process keeps a permit that it cannot use without the permit of
+# another limit.
 UNUSED_SECONDS = 1.0
-# How long a process wants permits that it does not use, while no other process needs them.
+# Time for which a process wants permits that it does not use, while no other process needs them.
 IDLE_SECONDS = 1.0
-# How long a process wants permits that it does not use, while another process needs them.
+# Time for which a process wants permits that it does not use, while another process needs them.
 LACK_SECONDS = 0.1
-# Shortest time between two writes of a limit.
+# Minimum time between two writes of a limit.
 WRITE_SECONDS = 0.05
-# Time between attempts to serve callers while the lease is over.
+# Interval of attempts to serve callers after the lease has ended.
 LEASE_SECONDS = 0.25
-# Time between attempts to read or write a refused node.
+# Interval of attempts to read or write a node after the coordinator has refused access.
 REFUSED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The planned write of this process: all processes in order, and its own cap afterwards."""
+    """The planned write of this process: the holders in order, and its cap after the write."""
 
     holders: ShareHolders
     cap: int
@@ -68,7 +71,7 @@ class Planner:
     """Plans the shares of one process.
 
     :ivar act_at: the time at which the plan may change without an event.
-    :ivar answer_seconds: how long the coordinator took for the last answer.
+    :ivar answer_seconds: time that the coordinator took for the last answer.
     :ivar changed: whether a plan made a count limited or unlimited; the caller resets this.
     """
 
@@ -86,7 +89,10 @@ class Planner:
     def plan(
         self, count: PermitCount, holders: ShareHolders, total: int | None, gone: Set[str]
     ) -> Plan:
-        """Plan each process's part of `total`, None for any number; lower the own cap now."""
+        """Plan each process's part of `total` (None for any number).
+
+        Lower the cap of this process immediately.
+        """
         now = self._clock()
         if (total is None) != count.unlimited:
             self.changed = True
@@ -95,7 +101,7 @@ class Planner:
         rest = tuple(each for each in holders if each.worker not in gone)
         mine = next((each for each in rest if each.worker == self._worker), None)
         written = 0 if mine is None else mine.held
-        if count.held != written:  # another process removed it, or dealt permits to it
+        if count.held != written:  # another process removed this process or gave it permits
             count.acknowledge(written, min(count.cap, written), now)
         if total is None:
             return Plan(tuple(each for each in rest if each is not mine), 0)
@@ -156,7 +162,8 @@ class Planner:
         dealt = targets(total, rest)
         starved = any(each.wants and not dealt[index] for index, each in enumerate(rest))
         index = next(at for at, each in enumerate(rest) if each.worker == self._worker)
-        # Only a process with a share moves to the end, because otherwise others never get a turn.
+        # Only a process with a share moves to the end. Otherwise other processes would never get a
+        # turn.
         if not starved or not rest[index].held or not dealt[index]:
             return False
         stay = min(LONGEST_TURN_SECONDS, max(TURN_SECONDS, TURN_ANSWERS * self.answer_seconds))
@@ -170,7 +177,7 @@ class Planner:
 
 
 def _deal(total: int, holders: ShareHolders, own: ShareHolder | None = None) -> ShareHolders:
-    """Return the holders after free permits moved to the shares of holders that lack permits."""
+    """Return the holders after giving the free permits to holders that lack permits."""
     free = total - sum(each.held for each in holders)
     dealt = []
     for each, target in zip(holders, targets(total, holders), strict=True):
@@ -183,11 +190,13 @@ def _deal(total: int, holders: ShareHolders, own: ShareHolder | None = None) -> 
 class LimitShare(m.Machine):
     """One registration's share of one limit.
 
-    :ivar fault: why the limit has no permits at all; None if a caller can wait for a permit.
+    :ivar fault: reason why the limit has no permits at all; None if a caller can wait for a permit.
     :ivar has_asked: whether the coordinator knows that this process wants permits.
     :param worker: name of the worker node, or "client/" and the name of a component's node.
-    :param declared: the app's terms, which the limit gets unless an operator has set other terms.
-    :param on_change: called when callers may take more permits, or when `fault` has changed.
+    :param declared: the app's terms for the limit, which apply unless an operator has set other
+        terms.
+    :param on_change: a function to call when callers may take more permits, or when `fault` has
+        changed.
     """
 
     def __init__(
@@ -242,27 +251,30 @@ class LimitShare(m.Machine):
 
     @property
     def has_share(self) -> bool:
-        """Whether this process has a share, so that its callers return permits."""
+        """Whether this process has a share, so a caller will return a permit."""
         return self.fault is None and all(count.unlimited or count.cap for count in self.counts)
 
     @property
     def why(self) -> str | None:
-        """Why the limit allows nothing at all; None if it allows permits."""
+        """The reason why the limit allows no permits at all, or None."""
         stopped = self.fault is None and self._node is not None and self._node.max == 0
         return "its max is 0" if stopped else self.fault
 
     @property
     def known_fault(self) -> str | None:
-        """The fault of the present node; None without a fault, or before the first read."""
+        """The fault of the present node; None if there is no fault, or before the first read."""
         return None if self._node is None else self.fault
 
     def take(self) -> None:
-        """Take a permit and a start, after `has_free`."""
+        """Take a permit and a start. Call `has_free` first."""
         self.permits.take()
         self.starts.take()
 
     def give_back(self) -> bool:
-        """Return a permit; return True if the node must change, so the caller wakes the loop."""
+        """Give back a permit.
+
+        Return True if the node must change and the caller must wake the loop.
+        """
         count = self.permits
         count.give_back()
         return count.in_use >= count.cap and count.held > count.cap
@@ -313,7 +325,7 @@ class LimitShare(m.Machine):
         return min(self._act_at, self._retry_at, self._next_start())
 
     def awaits_token(self) -> bool:
-        """Whether a caller lacks only a token, and the loop does not know this yet."""
+        """Whether a caller lacks only a token and the loop does not know this yet."""
         return not self._earns and self._lacks_token(self._clock())
 
     def _lacks_token(self, now: float) -> bool:
@@ -352,7 +364,7 @@ class LimitShare(m.Machine):
 
     def _is_active(self) -> bool:
         # A listed process reads each change, even if it needs no permits. Otherwise its last
-        # `wants` would withhold permits from others.
+        # `wants` would withhold permits from other processes.
         is_told = self._declared is None or self._declared.is_told
         return (
             not is_told
@@ -391,7 +403,7 @@ class LimitShare(m.Machine):
             self._declared.is_told = True
         self._gone = frozenset()
         self._is_listed = self._in_doubt or self._worker in node.workers
-        # An event before this answer may report a change after the read.
+        # If an event arrived before this answer, the node may have changed after the read.
         self._node = node if self._watched else None
         self.fault = node.fault
         if node.fault is not None:
@@ -403,7 +415,7 @@ class LimitShare(m.Machine):
         self._on_change()
 
     def _declare(self, node: LimitNode, is_new: bool) -> None:
-        # After any answer, `flush` reads the limit again.
+        # `flush` reads the limit again after every answer to this write.
         data = node.encode()
         write: m.Op = (
             m.CreateOp(self._path, data) if is_new else m.SetOp(self._path, data, self._version)
@@ -443,12 +455,12 @@ class LimitShare(m.Machine):
         if isinstance(answer, m.NoResponse) or self._node is None:
             return
         alive = holders = {each for each in self._node.workers if ("/" in each) == bool(prefix)}
-        # Without a list, for instance of a folder that it may not read, all count as alive.
+        # If the list cannot be read, treat all holders as alive.
         if isinstance(answer, (m.ChildrenRead, m.NodeMissing)):
             alive = {prefix + name for name in getattr(answer, "names", ())}
         if not prefix:
             self._names = frozenset(alive)
-        elif self._names is not None:  # else a worker has left since
+        elif self._names is not None:  # otherwise a worker has left since
             self._names |= alive
         self._gone |= holders - alive
         for each in holders - alive:
@@ -483,7 +495,7 @@ class LimitShare(m.Machine):
             self._act_at = min(self._act_at, self._write_at)
             return
         if len(data := after.encode()) > MAX_VALUE_BYTES:
-            return  # the coordinator would close the connection; others may leave the node
+            return  # too long for the coordinator. Other processes may leave the node.
         self._write_at = now + WRITE_SECONDS
         self._busy = self._is_listed = True
 
@@ -495,7 +507,8 @@ class LimitShare(m.Machine):
         )
 
     def _raise_caps(self, *plans: Plan) -> None:
-        # Use permits freed since the last write, and permits dealt by other processes.
+        # Use the permits that became free since the last write, and the permits that other
+        # processes gave.
         for count, plan in zip(self.counts, plans, strict=True):
             cap = min(plan.cap, count.held)
             if count.cap < cap:
@@ -521,7 +534,7 @@ class LimitShare(m.Machine):
             self._version = answer.versions[1]
             self._on_change()
         else:
-            self._node = None  # another write came first
+            self._node = None  # another process wrote first
             # Retry at once, but avoid repeated conflicts in step with the other process.
             self._write_at = now + (self._chance() * WRITE_SECONDS if self._conflicts else 0.0)
             self._conflicts += 1

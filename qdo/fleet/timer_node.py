@@ -1,6 +1,6 @@
-"""The nodes ``timers/<name>``: the last occurrence of each timer that a leader has sent.
+"""The nodes ``timers/<name>``, which record the last sent occurrence of each timer.
 
-Nodes only remember; timers are declared in code.
+The nodes only record progress. The code of the app declares the timers.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode_with_others, load, shown, text_of
 from qdo.text import iso_time
 
-# Largest time, in the year 3058: calendars end in 9999, and the next occurrence may be decades
-# later.
+# Maximum time, in the year 3058. Calendars end in the year 9999, and the next occurrence may be
+# decades later.
 _MOST_LAST = 2**35
 
 
 @dataclass(frozen=True, slots=True)
 class TimerNode:
-    """The progress of a timer; times are whole Unix seconds."""
+    """The progress of a timer. Times are whole Unix seconds."""
 
-    # The last occurrence that a leader sent, counted as missed, or skipped.
+    # The last occurrence that a leader has sent, skipped or counted as missed.
     last: int
     # The occurrence after `last`; 0 if unknown.
     next: int = 0
     # The schedule in the leader's code; "" if the code no longer has this timer.
     when: str = ""
     queue: str = ""
-    # The leader that wrote the node.
+    # The name of the leader that wrote the node.
     by: str = ""
-    # Why the occurrence after `last` cannot be sent, "" if it can.
+    # The reason why the occurrence after `last` cannot be sent, or "".
     refused: str = ""
     fault: str | None = None
-    # The version of the node; -1 if it does not exist yet.
+    # The version of the node; -1 if the node does not exist yet.
     version: int = -1
     # Unix time of the last write, by the coordinator's clock.
     written: float = 0.0
@@ -75,7 +75,7 @@ class TimerNode:
 
 
 def _time_of(text: Any) -> int:
-    """Return the Unix time of a text from `iso_time`; 0 for other values and for far times."""
+    """Return the Unix time of a text from `iso_time`; 0 for other values and very late times."""
     try:
         found = calendar.timegm(time.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ"))
     except ValueError:
@@ -86,7 +86,7 @@ def _time_of(text: Any) -> int:
 def read_timers(
     client: Client, layout: Layout, names: Iterable[str] | None = None
 ) -> dict[str, TimerNode]:
-    """Return the nodes of all or some timers; raise the errors of `read_nodes`, `names_below`."""
+    """Return the nodes of timers; raise the errors of `read_nodes` and `names_below`."""
     folder = layout.fleet.timers
     names = names_below(client, folder) if names is None else names
     nodes = read_nodes(client, [f"{folder}/{name}" for name in names])
@@ -96,7 +96,7 @@ def read_timers(
 def write_timers(
     client: Client, layout: Layout, fence: CheckOp, nodes: Mapping[str, TimerNode]
 ) -> list[str]:
-    """Write each node at the version read; return the nodes whose write may have failed."""
+    """Write each node at the version read; return the timers whose write may have failed."""
     folder = layout.fleet.timers
     ops: list[Op] = []
     if any(node.version < 0 for node in nodes.values()):
@@ -105,7 +105,8 @@ def write_timers(
         path = f"{folder}/{name}"
         data = node.encode()
         ops.append(CreateOp(path, data) if node.version < 0 else SetOp(path, data, node.version))
-    # Use separate transactions, so that a node from another leader stops no other write.
+    # Use separate transactions. A node that another leader has changed must not stop the other
+    # writes.
     answers = commit_each(client, [(fence, op) for op in ops])
     pairs = zip(nodes, answers, strict=True)
     return [name for name, answer in pairs if not isinstance(answer, Committed)]

@@ -1,7 +1,7 @@
-"""Checks and opens the address of a history: an SQLite file or a PostgreSQL database.
+"""Checks and opens the address of a history, which is a SQLite file or a PostgreSQL database.
 
-A history uses the same connections as a broker of its kind, so addresses, files and errors are the
-same. SQLAlchemy and sqlite3 are imported when a history is opened.
+A history uses the same connections as a broker of the same kind. Therefore addresses, files and
+errors are the same. Opening a history imports SQLAlchemy and sqlite3.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from qdo.text import how_to_install, wrong_form
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-# How long a write waits for another write to the same file. It is repeated a second later.
+# Maximum time for which a write waits for another write to the same file. The writer tries again a
+# second later.
 BUSY_SECONDS = 2.0
 # Time limit of a statement in PostgreSQL, including waits for locks.
 STATEMENT_SECONDS = 10.0
 
 
 def history_error(url: str) -> str | None:
-    """Return why an address is invalid, or None if it is valid or empty. Opens nothing."""
+    """Return the reason why an address is invalid; None for a valid or empty address.
+
+    Opens nothing.
+    """
     if not url:
         return None
     if url.startswith("sqlite:"):
@@ -42,7 +46,7 @@ def history_error(url: str) -> str | None:
 def open_engine(url: str, *, writes: bool) -> Engine:
     """Return a SQLAlchemy engine for a history, without connecting.
 
-    :param writes: begin the transactions of SQLite with its write lock.
+    :param writes: begin each transaction of SQLite with the write lock.
     :raises SettingsError: a library is missing, or the address is invalid.
     """
     reason = history_error(url) if url else "it must name a database: sqlite:PATH, for instance"
@@ -74,7 +78,8 @@ def open_engine(url: str, *, writes: bool) -> Engine:
         )
     from qdo.system.sqlite import Format, open_database
 
-    # SQLAlchemy creates the tables, because they are the same in both databases.
+    # The schema is empty, because SQLAlchemy creates the tables, which are the same in both
+    # databases.
     file = Format("history", application_id=0x71646F68, version=1, schema="")  # "qdoh"
 
     def open_file() -> Any:

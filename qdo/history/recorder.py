@@ -1,12 +1,12 @@
 """Counts the outcomes of attempts and records the owners of queues, for the history's thread.
 
-The event loop counts, and the thread reads. Neither waits for the other: counts only grow, and the
-thread reads a whole list of counts in one step. A count that the thread misses is read a second
-later.
+The event loop counts, and the thread reads the counts. Neither waits for the other, because counts
+only grow, and the thread reads a whole list of counts in one step. The thread reads a missed count
+a second later.
 
-`OwnerRows` records which process owned which queue, and for how long. The event loop only appends:
-15 ms for the claims and the ends of 10,000 queues. The thread takes the rows in parts, so a large
-handover delays neither claims nor messages.
+`OwnerRows` records which process owned which queue, and for how long. The event loop only appends
+rows, which takes 15 ms for the claims and ends of 10,000 queues. The thread takes the rows in
+parts, so a large handover delays neither claims nor messages.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from qdo.message import Batch, Message
 from qdo.outcomes import OutcomeName
 from qdo.text import error_kind
 
-# Maximum number of owner rows that are kept while the database is unavailable (20 MiB). A worker
-# claims many queues at once, and each queue has a row for its claim and a row for its end.
+# Maximum number of owner rows (20 MiB) to keep while the database is unavailable. A worker claims
+# many queues at once, and each queue has a row for its claim and a row for its end.
 MAX_KEPT_OWNERS = 100_000
-# Maximum number of rows of each other table that are kept during this time.
+# Maximum number of rows of each other table to keep while the database is unavailable.
 MAX_KEPT = 10_000
-# Upper bounds of all classes except the last, in seconds: 0.1 ms, 0.3 ms, ... 478 s.
+# Upper bounds, in seconds, of all classes of durations except the last: 0.1 ms, 0.3 ms, ... 478 s.
 BOUNDS = tuple(0.0001 * 3.0**index for index in range(15))
 BUCKETS = len(BOUNDS) + 1
-# Indexes of the counts of a queue; the counts of the classes of durations follow.
+# Indexes of the counts of a queue. The counts of the classes of durations follow.
 FAILED, RETRIED, DEAD_LETTERED, BUSY, FIRST_BUCKET = range(5)
 SIZE = FIRST_BUCKET + BUCKETS
 # An attempt that returned after this time gets a separate row.
@@ -43,9 +43,9 @@ _SHORT = BOUNDS[0]
 
 
 class OwnerRow(NamedTuple):
-    """A claim of a queue, with Unix times; `ended` and `why` are None while it is open."""
+    """A claim of a queue, with Unix times. `ended` and `why` are None for an open claim."""
 
-    # A tuple, because its creation takes a third of the time of a dataclass.
+    # A tuple, because creating a dataclass takes three times as long.
     queue: str
     fence: int
     owner: str
@@ -68,7 +68,7 @@ class OwnerRows:
         self._add(row)
 
     def ended(self, queue: str, fence: int, why: str) -> None:
-        """Record the end of a claim; ignore a claim that ended before a message could start."""
+        """Record the end of a claim. Ignore a claim that ended before a message could start."""
         row = self._lasting.get(queue)
         if row is not None and row.fence == fence:
             del self._lasting[queue]
@@ -88,7 +88,7 @@ def bucket_of(seconds: float) -> int:
 def percentile(counts: Sequence[int], share: float) -> float | None:
     """Return a duration in seconds that this share of attempts did not exceed, or None.
 
-    It is the upper bound of a class, so it is at most three times too large.
+    The result is the upper bound of a class. Therefore it is at most three times too large.
     """
     attempts = share * sum(counts)
     if not attempts:
@@ -110,14 +110,14 @@ class RecordedRun:
     attempt: int
     outcome: str
     error: str | None
-    # Duration of the job, or None if it did not run.
+    # Duration of the job in seconds, or None if the job did not run.
     seconds: float | None
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """An action log entry, with the changed values as JSON, or None."""
+    """An entry of the action log. The changed values are JSON texts or None."""
 
     id: str
     at: float
@@ -179,7 +179,7 @@ class Recorder:
         return counted
 
     def bind_batch(self, call: _Call) -> _Call:
-        """Return a call that measures a batch; `batch_done` counts its messages."""
+        """Return a call that measures a batch. `batch_done` counts the messages of the batch."""
         clock = self._clock
         batches = self._batches
 
@@ -192,14 +192,14 @@ class Recorder:
                     self._failed(batch[0], clock() - began)
                 raise
             finally:
-                if len(batches) >= MAX_KEPT:  # from lanes, which count alone
+                if len(batches) >= MAX_KEPT:  # from lanes, which count separately
                     batches.clear()
                 batches[batch[0].queue] = clock() - began
 
         return measured
 
     def batch_done(self, messages: list[Message]) -> None:
-        """Count the messages of the queue's last batch; each gets a share of its duration."""
+        """Count the messages of a queue's last batch. Each gets a share of the duration."""
         queue = messages[0].queue
         each = self._batches.pop(queue, 0.0) / len(messages)
         counts = self._counts_of(queue)
@@ -212,7 +212,7 @@ class Recorder:
         seconds = self._failed_after.pop((message.queue, message.position), None)
         counted = _FAILURES.get(outcome)
         if counted is None:
-            return  # the attempt does not count, or the job skipped the message
+            return  # this outcome does not count, or the job skipped the message
         counts = self._counts_of(message.queue)
         counts[FAILED] += 1
         if counted != FAILED:
@@ -223,7 +223,7 @@ class Recorder:
         self._add_run(message, outcome, kind, seconds)
 
     def _failed(self, message: Message, seconds: float) -> None:
-        if len(self._failed_after) >= MAX_KEPT:  # from attempts that ended without an outcome
+        if len(self._failed_after) >= MAX_KEPT:  # of attempts that ended without an outcome
             self._failed_after.clear()
         self._failed_after[message.queue, message.position] = seconds
 

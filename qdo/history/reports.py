@@ -1,8 +1,8 @@
-"""Reads a history: totals and owners of queues, and individual attempts.
+"""Reads the totals and owners of queues, and individual attempts, from a history.
 
-Every function raises the errors of `queue_reports`. `since` is a Unix time: totals include the
-whole minute of this time, and claims that ended earlier are omitted. `limit` is the maximum number
-of rows.
+Every function raises the errors of `queue_reports`. `since` is a Unix time. Totals include the
+whole minute of this time. Claims that ended earlier are omitted. `limit` is the maximum number of
+rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _FETCHED = 1000
 _GLOB = re.compile(r"[*?\[]")
-# Number of attempts that show the usual duration of a queue's attempts.
+# Minimum number of attempts from which to compute the usual duration of a queue's attempts.
 USUAL_ATTEMPTS = 10
-# The reason for a claim whose process did not record the end.
+# The reason for the end of a claim if the process did not record the end.
 UNKNOWN = "unknown"
 
 
@@ -41,23 +41,23 @@ class QueueReport:
     queue: str
     # Number of attempts that returned.
     done: int
-    # Number of attempts that failed. Some were retried, some became dead letters.
+    # Number of attempts that failed. Workers retried some messages and made others dead letters.
     failed: int
     retried: int
     dead_lettered: int
     # Mean duration of all attempts that ran, or None.
     mean_seconds: float | None
-    # Upper bound of the durations of 95 % of the attempts that returned, or None. It is a bound of
-    # a class of durations.
+    # Upper bound of the durations of 95 % of the attempts that returned, or None. The value is the
+    # bound of a class of durations.
     p95_seconds: float | None
 
 
 def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[QueueReport]:
-    """Return the totals of queues, by name.
+    """Return the totals of queues, sorted by name.
 
     :raises SettingsError: the address is invalid, or a library is missing.
-    :raises HistoryUnreadableError: the database does not answer.
-    :raises DatabaseError: the file cannot be used; see its subclasses.
+    :raises HistoryUnreadableError: the database does not respond.
+    :raises DatabaseError: the file cannot be used. The subclasses name the reasons.
     """
 
     def query(columns: Any) -> Any:
@@ -75,7 +75,7 @@ def queue_reports(url: str, app: str, since: float, glob: str = "*") -> list[Que
 
 
 def _report(queue: str, counts: list[Any]) -> QueueReport:
-    # Sums of integers are decimals in PostgreSQL.
+    # In PostgreSQL, sums of integers have the type Decimal.
     done, failed, retried, dead_lettered = map(int, counts[:4])
     mean = _mean(float(counts[4]), done + failed)
     p95 = percentile([int(each) for each in counts[5:]], 0.95)
@@ -86,14 +86,14 @@ def _report(queue: str, counts: list[Any]) -> QueueReport:
 class MinuteReport:
     """The durations of a queue's attempts that ended in one minute."""
 
-    # Beginning of the minute, Unix time.
+    # Unix time at which the minute begins.
     minute: int
     done: int
     failed: int
-    # Mean duration of all attempts that ran, or None. The other fields may also be None.
+    # Mean duration of all attempts that ran, or None. The following fields may also be None.
     mean_seconds: float | None
     # Upper bound of the durations of half of the attempts that returned. `p95_seconds` is the bound
-    # of 95 %, and `max_seconds` of all.
+    # of 95 % of these attempts, and `max_seconds` is the bound of all.
     p50_seconds: float | None
     p95_seconds: float | None
     max_seconds: float | None
@@ -102,7 +102,7 @@ class MinuteReport:
 def minute_reports(
     url: str, app: str, queue: str | None, since: float, *, limit: int
 ) -> list[MinuteReport]:
-    """Return the minutes in which attempts of a queue, or of all, ended; newest first."""
+    """Return the minutes in which attempts of a queue, or of all queues, ended, newest first."""
 
     def query(columns: Any) -> Any:
         from qdo.history.tables import DURATIONS
@@ -135,7 +135,7 @@ def _mean(busy_seconds: float, attempts: int) -> float | None:
 
 def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]:
     """Return the usual duration of an attempt of each queue; omit unknown queues."""
-    # The mean of the newest minutes that together have at least `USUAL_ATTEMPTS` attempts.
+    # Compute the mean of the newest minutes that together have at least `USUAL_ATTEMPTS` attempts.
     found: dict[str, float] = {}
     with _opened(url, "qdo_minutes") as connection:
         if connection is None:
@@ -180,7 +180,7 @@ def failures(
         selected = select(*(columns[each.name] for each in fields(RecordedRun)))
         selected = selected.where(columns.app == app, columns.at >= since, kind)
         if not _GLOB.search(glob):
-            selected = selected.where(columns.queue == glob)  # one queue of many
+            selected = selected.where(columns.queue == glob)  # only this queue
         return selected.order_by(columns.at.desc(), columns.worker, columns.number)
 
     with contextlib.closing(_rows(url, "qdo_runs", query)) as rows:
@@ -209,15 +209,15 @@ def actions(
 class RecordedOwner:
     """A period in which one worker process owned a queue."""
 
-    # Unix time; `ended` is one, too.
+    # Unix time. `ended` is also a Unix time.
     claimed: float
-    # None if the claim is open, or if its worker died before it recorded the end.
+    # None if the claim is open, or if the worker died before it recorded the end.
     ended: float | None
     owner: str
     host: str
     pid: int
     fence: int
-    # Why the claim ended, or `UNKNOWN`; None while the claim is open.
+    # The reason why the claim ended, or `UNKNOWN`; None while the claim is open.
     why: str | None
 
 
@@ -229,7 +229,7 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 
         selected = select(*(columns[each.name] for each in fields(RecordedOwner)))
         selected = selected.where(columns.app == app, columns.queue == queue)
-        # Sort claims by fence, because clocks of machines differ.
+        # Sort claims by fence, because the clocks of machines differ.
         return selected.order_by(columns.fence.desc(), columns.claimed.desc()).limit(limit)
 
     found: list[RecordedOwner] = []
@@ -237,8 +237,8 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
     with contextlib.closing(_rows(url, "qdo_owners", query)) as rows:
         for row in rows:
             owner = RecordedOwner(*row)
-            # If the newest claim has no end, it is open. The process of an older claim without an
-            # end was killed or could not write the end, so the claim ended before the next claim.
+            # A newest claim without an end is open. An older claim without an end ended before the
+            # next claim. Its process was killed or could not write the end.
             if owner.ended is None and later is not None:
                 owner = replace(owner, why=UNKNOWN)
             ended = owner.ended or later
@@ -252,7 +252,7 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
 def claims(
     url: str, app: str, since: float, glob: str = "*", *, limit: int
 ) -> list[tuple[str, RecordedOwner]]:
-    """Return queues with claims that began or ended, newest first."""
+    """Return queues with claims that began or ended since a time, newest first."""
 
     def query(columns: Any) -> Any:
         from sqlalchemy import or_, select
@@ -268,9 +268,9 @@ def claims(
 
 
 def _rows(url: str, table: str, query: Callable[[Any], Any]) -> Generator[Any, None, None]:
-    """Yield the rows of a query, which a function builds from the columns of a table.
+    """Yield the rows of a query, which the function `query` builds from the columns of a table.
 
-    Close it if you stop early: it holds a connection of the database.
+    Close the generator if you stop early, because it holds a connection to the database.
     """
     with _opened(url, table) as connection:
         if connection is not None:
@@ -285,7 +285,7 @@ def _rows(url: str, table: str, query: Callable[[Any], Any]) -> Generator[Any, N
 
 @contextlib.contextmanager
 def _opened(url: str, table: str) -> Iterator[Connection | None]:
-    """Yield a connection, or None if the database exists but the table does not."""
+    """Yield a connection, or None if the database exists but lacks the table."""
     engine = open_engine(url, writes=False)
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -293,8 +293,7 @@ def _opened(url: str, table: str) -> Iterator[Connection | None]:
 
     path = sqlite_path(url)
     if path is not None and not os.path.exists(path):
-        # Do not create a file for reading. Usually the path is wrong, or relative to another
-        # folder.
+        # Do not create a file for reading. Usually the path is wrong or relative to another folder.
         reason = "there is no such file, and no worker has recorded anything in it"
         raise HistoryUnreadableError(address=url, reason=reason)
     try:

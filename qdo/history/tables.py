@@ -1,11 +1,11 @@
 """The tables of a history, and the statements that write them.
 
-Every statement may be repeated or delayed. Rows have natural keys and contain totals. Only totals
-of at least as many attempts replace them.
+Every statement may be repeated or delayed. Rows have natural keys and contain totals. A write
+replaces a row only if its totals include at least as many attempts.
 
 There is no version number, because a released table never changes. Newer workers create missing
-tables, and older workers ignore unknown tables. For other columns, qdo adds a new table with a new
-name.
+tables, and older workers ignore unknown tables. If qdo needs other columns, a new version adds a
+table with a new name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError
 from qdo.history.recorder import BUCKETS
 
 METADATA = MetaData()
-# Columns of the classes of durations.
+# Columns for the classes of durations.
 DURATIONS = tuple(f"d{index}" for index in range(BUCKETS))
 MINUTES = Table(
     "qdo_minutes",
@@ -111,8 +111,8 @@ def create(connection: Connection) -> None:
         with connection.begin_nested():
             METADATA.create_all(connection)
     except DBAPIError:
-        # Another process has just created the tables, so creation fails even with IF NOT EXISTS. A
-        # lock would not help, because another role could hold it.
+        # If another process has just created the tables, the creation fails even with IF NOT
+        # EXISTS. A lock would not help, because another role could hold the lock.
         METADATA.create_all(connection)
 
 
@@ -122,7 +122,7 @@ def is_created(connection: Connection, *tables: Table) -> bool:
 
 
 def write_minutes(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Store totals of minutes; never replace a row by an older row."""
+    """Store totals of minutes. Never replace a row with an older row."""
     insert = _insert(connection, MINUTES)
     new = insert.excluded
     values = {each.name: new[each.name] for each in MINUTES.columns if each.name not in _KEY}
@@ -133,13 +133,13 @@ def write_minutes(connection: Connection, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def write_once(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Store rows of a table; leave existing rows unchanged."""
+    """Store new rows of a table. Leave existing rows unchanged."""
     statement = _insert(connection, table).on_conflict_do_nothing()
     connection.execute(statement, list(rows))
 
 
 def write_owners(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Store claims and their ends; a delayed claim does not remove its end."""
+    """Store claims and their ends. A delayed write of a claim does not remove its end."""
     insert = _insert(connection, OWNERS)
     new = insert.excluded
     statement = insert.on_conflict_do_update(
@@ -151,15 +151,15 @@ def write_owners(connection: Connection, rows: Sequence[dict[str, Any]]) -> None
 
 
 def delete_older(connection: Connection, app: str, limit: float, actions_limit: float) -> None:
-    """Delete rows of an app that are older than a Unix time; actions have a separate limit."""
+    """Delete rows of an app that are older than a Unix time. Actions have a separate limit."""
     minutes = MINUTES.c
     runs = RUNS.c
     actions = ACTIONS.c
     connection.execute(delete(MINUTES).where(minutes.app == app, minutes.minute < limit))
     connection.execute(delete(RUNS).where(runs.app == app, runs.at < limit))
     connection.execute(delete(ACTIONS).where(actions.app == app, actions.at < actions_limit))
-    # A claim without an end is open, or its worker died before recording the end. Then a later
-    # claim follows, unless the queue was deleted.
+    # A claim without an end is open, or its worker died before recording the end. In the second
+    # case, a later claim follows unless an operator has deleted the queue.
     own = OWNERS.c
     later = OWNERS.alias()
     followed = exists().where(

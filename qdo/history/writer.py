@@ -1,4 +1,4 @@
-"""Writes and shrinks the history of one process, on a native thread, at most once a second.
+"""Writes and shortens the history of one process, on a native thread, at most once a second.
 
 ============================  =================================================================
 what happens                  consequence
@@ -55,22 +55,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A queue, and the Unix time at which its minute begins.
+# The name of a queue, and the Unix time at which a minute begins.
 Key = tuple[str, int]
 _NOTHING: tuple[float, ...] = (0.0,) * SIZE
-# A queue without attempts for this time is forgotten until its next attempt.
+# Time without attempts after which the writer forgets a queue until its next attempt.
 IDLE_SECONDS = 600.0
 WRITE_SECONDS = 1.0
-# Maximum share of a processor for the thread. With many queues, it writes less often.
+# Maximum share of a processor for the thread. With many queues, the thread writes less often.
 WRITE_SHARE = 0.05
-# Age at which rows are deleted. Rows of operators' changes are few and kept for longer.
+# Age at which the writer deletes rows. Rows of operators' changes are few, so they stay longer.
 RETENTION_SECONDS = 30 * 86_400.0
 ACTION_RETENTION_SECONDS = 365 * 86_400.0
 # Maximum number of owner rows in one write. More rows would block the event loop for longer,
 # because the thread holds Python's lock.
 OWNERS_AT_ONCE = 2000
 _DELETE_SECONDS = 3600.0
-# How long an ending process waits for the last write.
+# Maximum time for which an ending process waits for the last write.
 _CLOSE_SECONDS = 3.0
 _MAX_TEXT = 200
 
@@ -82,7 +82,7 @@ def attempts_in(counts: Iterable[float]) -> int:
 
 @dataclass(slots=True)
 class MinuteTotals:
-    """The totals of a queue in one minute; `stored` has the totals that the database confirmed."""
+    """The totals of a queue in one minute. `stored` has the totals in the database."""
 
     counts: Counts = field(default_factory=lambda: [0.0] * SIZE)
     stored: tuple[float, ...] = _NOTHING
@@ -90,7 +90,7 @@ class MinuteTotals:
 
 @dataclass(slots=True)
 class _Seen:
-    """The counts of a queue that are already part of its minutes."""
+    """The counts of a queue that the minutes already include."""
 
     source: Counts
     counts: tuple[float, ...] = _NOTHING
@@ -98,10 +98,10 @@ class _Seen:
 
 
 class Minutes:
-    """The minutes that one process writes. Not thread-safe.
+    """The minutes that one process writes. This class is not thread-safe.
 
-    Rows contain totals, so writing a row again changes nothing. Attempts belong to the minute in
-    which `collect` first sees them.
+    Rows contain totals, so writing a row again changes nothing. An attempt belongs to the minute in
+    which `collect` first sees the attempt.
 
     :ivar dropped: number of attempts in dropped minutes.
     """
@@ -117,9 +117,13 @@ class Minutes:
         return len(self._unstored)
 
     def collect(self, counts: dict[str, Counts], now: float) -> None:
-        """Add the counts since the last call, at Unix time `now`, and remove idle queues."""
+        """Add the counts since the last call to the minute of the Unix time `now`.
+
+        Remove idle queues.
+        """
         minute = int(now) // 60 * 60
-        # The queue was removed a second ago, but the event loop may still have held the list.
+        # This writer removed the queue a second ago, but the event loop may still have used the
+        # list.
         removed = self._removed
         self._removed = []
         for queue, idle in removed:
@@ -156,7 +160,7 @@ class Minutes:
             del self._unstored[key]
 
     def _take(self, queue: str, seen: _Seen, minute: int, now: float) -> None:
-        counts = tuple(seen.source)  # one step, so that the event loop cannot count meanwhile
+        counts = tuple(seen.source)  # one step, so the event loop cannot count meanwhile
         if counts == seen.counts:
             return
         key = (queue, minute)
@@ -172,14 +176,14 @@ class Minutes:
         seen.changed = now
 
     def _forget_stored(self, minute: int) -> None:
-        # Keep an unstored row, because a part of it may be stored.
+        # Keep a row that is not stored, because the database may have a part of its totals.
         over = [key for key in self._totals if key[1] != minute and key not in self._unstored]
         for key in over:
             del self._totals[key]
 
 
 class HistoryWriter:
-    """Writes the counts of a recorder; `host` is the name of this machine for others."""
+    """Writes the counts of a recorder. `host` is the name of this machine in the history."""
 
     def __init__(
         self,
@@ -190,14 +194,15 @@ class HistoryWriter:
         host: str = "",
     ) -> None:
         self._engine = open_engine(url, writes=True)
-        from qdo.history import tables  # imports SQLAlchemy, which was checked before
+        from qdo.history import tables  # imports SQLAlchemy, which `open_engine` has checked
 
         self._tables: Any = tables
         self._shown = hide_credentials(url)
         self._app = app
         self._recorder = recorder
         self._now = now
-        # Unlike the name of a worker node, this name is never reused and never changes.
+        # No other process ever has this name, and it does not change, unlike the name of a worker
+        # node.
         self._host = _clean(host or socket.gethostname())
         self.worker = f"{self._host}:{os.getpid()}:{secrets.token_hex(6)}"
         self.failing = False
@@ -229,7 +234,7 @@ class HistoryWriter:
         start_thread(self._work)
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
-        """Write the last rows, and end the thread; give up after some seconds."""
+        """Write the last rows, and end the thread. Give up after `seconds`."""
         self._orders.put(None)
         limit = time.monotonic() + seconds
         while not self._ended:
@@ -251,14 +256,14 @@ class HistoryWriter:
                 _log.exception("history: writing to %s failed; trying again", self._shown)
             taken = time.thread_time() - began
         while self._recorder.owners.pending and not self.failing:
-            self.step()  # writes the queues that a drain has released
+            self.step()  # writes the ends of claims after a drain
         self._disconnect()
         self._ended = True
 
     # --- one write --------------------------------------------------------------------
 
     def step(self) -> None:
-        """Write the counts since the last call; after an error, keep them for the next call."""
+        """Write the counts since the last call. After an error, keep them for the next call."""
         now = self._now()
         self._minutes.collect(self._recorder.counts, now)
         self._collect_runs()

@@ -15,7 +15,10 @@ from qdo.text import describe
 
 @dataclass(frozen=True, slots=True)
 class AclDifference:
-    """A node whose list differs from the settings; `found` is None if it may not be read."""
+    """A node whose list differs from the settings.
+
+    `found` is None if this account may not read the list.
+    """
 
     path: str
     found: str | None
@@ -23,12 +26,12 @@ class AclDifference:
 
 
 def acl_differences(client: Client, layout: Layout) -> list[AclDifference]:
-    """Return the nodes of an app with a different list, children before parents."""
+    """Return the nodes of an app whose list differs from the settings, children before parents."""
     return differences_of(client, list(_paths(client, layout.root)))
 
 
 def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
-    """Return the nodes with a different list, in the given order."""
+    """Return the nodes whose list differs from the settings, in the given order."""
     differences = []
     for path, answer in pipelined(client, client.get_acls_async, paths):
         expected = client.access.acl_of(path)
@@ -40,13 +43,16 @@ def differences_of(client: Client, paths: Sequence[str]) -> list[AclDifference]:
 
 
 def apply_acls(client: Client, differences: Sequence[AclDifference]) -> dict[str, str]:
-    """Set the lists of these nodes; return the refused paths, with the reasons."""
+    """Set the lists of these nodes.
+
+    Return the paths that the coordinator refused, with the reasons.
+    """
 
     def send(path: str) -> Any:
         return client.set_acls_async(path, client.access.acl_of(path))
 
     # Keep this order: the node of the app comes last. Workers with acl = "required" check this
-    # node, and must not start while nodes below it are open.
+    # node. Such a worker must not start while other nodes are open.
     paths = [each.path for each in differences]
     return {
         path: describe(answer)

@@ -19,7 +19,7 @@ def broker_node(client: Client, layout: Layout) -> BrokerNode | None:
 
 
 def check_reset(client: Client, layout: Layout) -> None:
-    """Raise RejectedError if workers use the broker file: they would not notice a reset."""
+    """Raise RejectedError if workers are registered, because they would not notice a reset."""
     workers = names_below(client, layout.workers)
     if workers:
         app = layout.root.rpartition("/")[2]
@@ -31,7 +31,10 @@ def check_reset(client: Client, layout: Layout) -> None:
 
 
 def reset_broker(client: Client, layout: Layout, reason: str = "") -> None:
-    """Forget the broker file if `check_reset` allows it. The next worker that registers sets it."""
+    """Forget the broker file if `check_reset` allows a reset.
+
+    The next worker to register sets the file.
+    """
     check_reset(client, layout)
     with AuditTrail(client, layout, "admin broker file --reset", reason).change("broker") as entry:
 

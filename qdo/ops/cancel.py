@@ -1,9 +1,10 @@
 """Cancel messages, so that they never run.
 
-A command deletes a delayed message at the broker; the action log records its id. For a message that
-waits in its queue, the queue's node records the cancellation. Only the owner of a queue knows which
-messages it has started, so the command asks the owner to record the others. Without an owner, the
-command changes the node itself, at the version that it read.
+A command deletes a delayed message at the broker and writes the message's id to the action log. The
+node of a queue records the cancellation of a message that waits in the queue. Only the owner of a
+queue knows the messages that have not started. Therefore the command asks the owner to record their
+cancellation. If the queue has no owner, the command changes the node, but only if the node has not
+changed since the command read it.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from qdo.text import join_some
 
 NOT_FOUND = "not-found"
 UNKNOWN = "unknown"
-# Further outcomes: no message has the name; the owner did not answer, so the outcome is unknown;
-# and the message would be cancelled (in a plan).
+# Further outcomes. No message has the name; the outcome is unknown, because the owner did not
+# answer; a plan would cancel the message.
 WAITING = "waiting"
 DELAYED = "delayed"
 SUCCESSES = (CancelOutcome.CANCELLED.value, CancelOutcome.ALREADY.value)
 # The outcome of each message by position, and the reason why the outcome is uncertain.
 Outcomes: TypeAlias = Mapping[int, tuple[str, str]]
-# Ids that fit into one text of an entry of the action log.
+# Number of ids that fit into one text of an entry in the action log.
 _IDS_IN_TEXT = 13
 _PAUSE_SECONDS = 0.1
 # Interval at which a command checks that the worker is still registered.
@@ -73,17 +74,17 @@ class Cancellation:
     """The result for one message."""
 
     name: str
-    # The message's id; None if it was not found.
+    # The message's id; None if the message was not found.
     id: str | None
     position: int | None
     # A value of `CancelOutcome`, or a further outcome of this module.
     outcome: str
-    # The reason of the owner, or why the owner did not answer or the message may have run.
+    # The owner's reason, or the reason why the outcome is uncertain.
     reason: str = ""
 
 
 def check_cancelling(broker: Broker) -> None:
-    """Raise UnsupportedError unless the broker can cancel, because only a worker knows the ids."""
+    """Raise UnsupportedError for a broker whose message ids only a worker knows."""
     if not broker.capabilities.peek:
         raise UnsupportedError(
             broker="SQS",
@@ -103,15 +104,16 @@ def cancel(
     logged: bool = True,
     really: bool = True,
 ) -> list[Cancellation]:
-    """Cancel waiting and delayed messages; return the result for each.
+    """Cancel waiting and delayed messages; return a result for each message.
 
-    Two operators may do this at the same time. The call may be repeated.
+    Two operators may call this function at the same time. A caller may repeat the call.
 
     :param timeout_seconds: maximum time for the owner of the queue to answer.
     :param logged: False: write no entries to the action log. A later call then does not find a
         cancelled delayed message.
     :param really: False: only return the expected results, from the recorded state.
-    :raises UnsupportedError: the broker cannot cancel, or the owner has too old a version.
+    :raises UnsupportedError: the broker cannot cancel messages, or the owner's version of qdo is
+        too old.
     """
     broker = fleet.broker
     client = fleet.client
@@ -129,7 +131,7 @@ def cancel(
         return [_planned(broker, known, name, messages.get(name), gone) for name in ids]
     work = _Work(fleet, client, queue, reason, logged)
     moved = work.discard([each for each in messages.values() if each.delayed is not None])
-    if moved:  # they have become due
+    if moved:  # these messages have become due
         again = find_messages(broker, queue, done_of(broker, node), sorted(moved))
         messages = {**messages, **again}
     positions = sorted({each.position for each in messages.values() if each.position is not None})
@@ -142,8 +144,9 @@ def cancel(
 
 
 def _cancelled_before(fleet: Fleet, queue: str, ids: Set[str]) -> Set[str]:
-    """Return the ids that belong to delayed messages that an operator has cancelled."""
-    # The broker has deleted these messages. Without the right to read the log, return no ids.
+    """Return the ids of delayed messages that an operator has cancelled."""
+    # The broker has deleted these messages, so only the action log knows them. If this account may
+    # not read the log, return no ids.
     cancelled: set[str] = set()
     if fleet.client is not None and ids:
         with suppress(NodeRefusedError):
@@ -185,7 +188,7 @@ def _planned(
 
 
 def check_outcomes(queue: str, results: Sequence[Cancellation]) -> None:
-    """Raise NotFoundError if no message was found, PartialFailureError if one was not cancelled."""
+    """Raise NotFoundError or PartialFailureError unless every message was cancelled."""
     failed = [each for each in results if each.outcome not in (*SUCCESSES, WAITING, DELAYED)]
     if failed and all(each.outcome == NOT_FOUND for each in results):
         names = join_some([each.name for each in failed])
@@ -245,8 +248,8 @@ class _Work:
     def cancel(self, positions: Sequence[int], deadline: float) -> Outcomes:
         """Cancel messages that have a position; return the outcome and reason of each."""
         why = dead = ""
-        # The owner of the queue may change at any time. Repeat until the owner has answered, or the
-        # node was changed while the queue had no owner.
+        # The owner of the queue may change at any time. Repeat until the owner has answered, or
+        # until this process has changed the node of a queue without an owner.
         while True:
             owner = self._live_owner()
             answers: Mapping[int, CancelOutcome] | None = None
@@ -265,7 +268,7 @@ class _Work:
             self.client.handler.sleep_func(_PAUSE_SECONDS)
 
     def _unanswered(self, positions: Sequence[int], why: str) -> Outcomes:
-        """Return the outcomes in the node if the owner has not answered in time."""
+        """Return the outcomes that the node records, because the owner has not answered in time."""
         node = self._node()
         outcomes = {each: _outcome(self.fleet.broker, node, each) for each in positions}
         waiting = CancelOutcome.CANCELLED
@@ -281,13 +284,17 @@ class _Work:
         return node
 
     def _live_owner(self) -> str | None:
-        """Return the owner if its session may be open, or else None."""
-        # Read the owner's node after the queue's node: an owner without a node will not return.
+        """Return the owner of the queue if the owner's session may be open, otherwise None."""
+        # Read the owner's node after the queue's node. An owner whose node is missing does not
+        # return.
         owner = self._node().owner
         return owner if owner and self._lives(owner) else None
 
     def _record(self, positions: Sequence[int]) -> tuple[dict[int, CancelOutcome], str]:
-        """Cancel messages in the node; return the outcomes, and the owner if it died."""
+        """Record the cancellation of messages in the node.
+
+        Return the outcomes, and the name of a dead owner.
+        """
         outcomes: dict[int, CancelOutcome] = {}
         dead = ""
 
@@ -365,7 +372,7 @@ class _Work:
 
 
 def _with_reason(outcome: CancelOutcome | None, why: str, dead: str = "") -> tuple[str, str]:
-    """Return the outcome of a message, and the reason why it is uncertain."""
+    """Return the outcome of a message, and the reason if the outcome is uncertain."""
     if outcome is None or (why and outcome is CancelOutcome.DONE):
         return UNKNOWN, why
     # A dead owner may have run the message since its last checkpoint.

@@ -1,4 +1,4 @@
-"""Changes of an app between two readings, and before the first reading. Pure functions."""
+"""Pure functions that find the changes of an app between two readings, and before the first one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdo.text import iso_time, pluralize, shorten
 
 # Kinds of changes that are not commands.
 KINDS = ("state", "owner", "queue", "worker")
-# Maximum number of changes of one kind that are listed individually.
+# Maximum number of individual changes of one kind in a list.
 MOST_OF_A_KIND = 20
 _NAMES = 3
 _NAME_CHARACTERS = 60
@@ -22,7 +22,7 @@ _NAME_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A change; `before` and `after` are "" if there is no value."""
+    """A change. `before` and `after` are "" if a value is missing."""
 
     # "worker", "queue", "owner" or "state"; for a command of an operator, its name.
     kind: str
@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSum(Difference):
-    """A group of changes. Its subject contains their number and the first names."""
+    """A group of changes. The subject contains the number of changes and the first names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Look:
 def ends_of(
     workers: Sequence[WorkerStatus], since: float = 0.0
 ) -> Iterator[tuple[float, Difference]]:
-    """Yield the ends of processes without a shutdown, with Unix times.
+    """Yield the processes that ended without a shutdown, with the Unix times of their ends.
 
-    :param workers: the registered workers. The leader among them reports the lost workers. Each
-        worker reports the dead processes that it replaced.
+    :param workers: the registered workers. The leader reports the lost workers. Each worker reports
+        the dead processes that it replaced.
     """
     for lost in lost_workers(workers, since):
         reason = f"it released none of its queues: {lost.process or 'host unknown'}"
@@ -104,7 +104,7 @@ def past_changes(
     """Return the recorded changes, with Unix times, oldest first.
 
     :param workers: the registered workers.
-    :param since: Unix time; earlier changes are omitted.
+    :param since: Unix time. The result omits earlier changes.
     """
     found = [(entry.at, _command(entry)) for entry in entries]
     found += [
@@ -137,8 +137,8 @@ def _came_and_went(kind: str, before: Iterable[str], after: Iterable[str]) -> It
 def summed_up(found: Iterable[Difference], most: int = MOST_OF_A_KIND) -> list[Difference]:
     """Return a limited number of changes of each kind; group a kind with more changes.
 
-    The changes of a group have the same values. Its subject has the number and the first names. If
-    a worker with 30,000 queues dies, 60,000 changes become a few groups.
+    All changes of a group have the same values. If a worker with 30,000 queues dies, 60,000 changes
+    become a few groups.
     """
     kinds: dict[str, list[Difference]] = {}
     for each in found:
@@ -173,5 +173,5 @@ def _sum(
 
 
 def event_item(at: float, change: Difference) -> dict[str, Any]:
-    """Return a line of ``qdo events -o jsonl``."""
+    """Return the item for a line of ``qdo events -o jsonl``."""
     return {"time": iso_time(at), **asdict(change)}

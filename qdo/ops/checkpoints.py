@@ -3,10 +3,9 @@
 The first line names the app, the kind of its broker, and the number of lines that follow. Therefore
 an import rejects a truncated file and the file of another app.
 
-An import moves queues to the positions of a file: it plans first, then moves each queue in a
-separate transaction, like a seek. The queue's node then has the id of the file. An operator can
-repeat an interrupted import: it skips the queues that it has moved, even if their workers have
-continued.
+An import first plans, then moves each queue to its position in a separate transaction, like a seek.
+The import writes the id of the file into the node of each moved queue. An operator can repeat an
+interrupted import, because an import skips the queues that have this id.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ SCHEMA = "qdo.checkpoints/1"
 MAX_LINE_BYTES = 65_536
 _MAX_POSITION = 1000
 _MAX_ID = 40
-# The effect of an import on a queue: move it; create its missing node; skip it, because it is there
-# or this file has moved it before; skip it, because the position does not exist.
+# The effect of an import on a queue: move the queue; create its missing node; skip a queue that is
+# already at the position or has the id of the file; skip a queue whose position does not exist.
 MOVE = "move"
 CREATE = "create"
 SAME = "same"
 IMPORTED = "imported"
 SKIPPED = "skipped"
-# Nodes in memory besides the checkpoints.
+# Maximum number of nodes that an export holds in memory.
 READ_AT_ONCE = 1000
 
 
@@ -58,12 +57,12 @@ READ_AT_ONCE = 1000
 class CheckpointFile:
     """The first line of a file."""
 
-    # Random name of the export. An import writes it into each queue node that it moves.
+    # Random name of the export. An import writes this name into the node of each moved queue.
     id: str
     app: str
     # The kind of the app's broker, such as "sqlite".
     broker: str
-    # Time of the export, ISO 8601 in UTC.
+    # Time of the export, in ISO 8601 and UTC.
     time: str
     queues: int
 
@@ -78,11 +77,11 @@ class Checkpoint:
     queue: str
     # UUIDv1 time; 0 before the first message.
     last: int
-    # The broker's own position, or None.
+    # The position in the broker's own form, or None.
     position: str | None = None
-    # Number of times that operators had moved the queue.
+    # Number of times that operators have moved the queue.
     seek: int = 0
-    # Number of failing messages, which only this line records.
+    # Number of failing messages. The file does not contain their failure records.
     failing: int = 0
 
     def encode(self) -> str:
@@ -199,7 +198,7 @@ class ImportStep:
     before: QueuePosition | None
     # The position after which the queue resumes; None if the queue is skipped.
     after: QueuePosition | None
-    # Why the queue is skipped, or gets another position than in the file.
+    # The reason why the import skips the queue, or chooses a position that differs from the file.
     note: str | None = None
     error: str | None = None
     done: bool = False
@@ -232,7 +231,7 @@ def _step(
         after, note = _placed(broker, checkpoint)
     except UnreachableError:
         raise
-    except QdoError as error:  # an unreadable shard must not hide the others
+    except QdoError as error:  # one unreadable shard must not hide the other shards
         return ImportStep(queue, SKIPPED, before, None, str(error))
     if after is None:
         return ImportStep(queue, SKIPPED, before, None, note)
@@ -265,7 +264,7 @@ def _placed(broker: Broker, checkpoint: Checkpoint) -> tuple[QueuePosition | Non
 
 
 def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> ImportStep:
-    """Move one queue; return the executed step, or the step with the error of the node."""
+    """Move one queue. Return the executed step, or a step with the error of the queue's node."""
     # The owner of the queue finishes its message in flight and resumes from the new position.
     if step.after is None or step.outcome == IMPORTED:
         return step
@@ -294,16 +293,16 @@ def execute_step(fleet: Fleet, step: ImportStep, id: str, reason: str = "") -> I
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The recorded positions of queues; `faults` has the reason for each unreadable queue."""
+    """The recorded positions of queues. `faults` maps each unreadable queue to the reason."""
 
     checkpoints: list[Checkpoint]
     faults: Mapping[str, str]
 
 
 def read_checkpoints(client: Client, layout: Layout, glob: str = "*") -> Export:
-    """Return the positions of the matching queues, by name. Changes nothing.
+    """Return the positions of the matching queues, sorted by name.
 
-    Queues that no longer exist at the broker are omitted, but finished shards are included.
+    Omit queues that no longer exist at the broker, but include finished shards.
     """
     listed = names_below(client, layout.queues)
     names = [name for name in listed if fnmatchcase(name, glob)]

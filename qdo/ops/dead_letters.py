@@ -1,7 +1,7 @@
-"""Find, group, retry, discard and export dead letters, and show the bodies of stored messages.
+"""Finds, groups, retries, discards and exports dead letters, and shows the bodies of messages.
 
-A failed request is a dead letter of its pool. Operators find, retry and discard both kinds in one
-place.
+A failed request is a dead letter of its pool. Operators handle failed messages and failed requests
+with the same commands.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 # Maximum nesting of a body that commands show as JSON. Python cannot indent 400 levels.
 MAX_DEPTH = 100
 CHUNK_LETTERS = 100
-# Limits of a transaction that retries or discards. Only the first dead letter may be larger.
+# Limits of a transaction that retries or discards. Only the first dead letter may exceed the size.
 CHUNK_BYTES = 16 * 1024 * 1024
 KIND_CHARACTERS = 200
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")
 
 
 def message_id(broker: Broker, position: int, headers: str | None = None) -> str:
-    """Return the id of a stored message, from its position, or an earlier id from a header."""
+    """Return the id of a stored message: an earlier id from a header, or the id of its position."""
     earlier = (parsed(headers) or {}).get(ID)
     if isinstance(earlier, str) and earlier:
         return earlier
@@ -59,7 +59,7 @@ def message_id(broker: Broker, position: int, headers: str | None = None) -> str
 def decrypted(
     queue: str, body: bytes, headers: str | None, vault: BodyVault | None
 ) -> tuple[bytes, str | None, str | None]:
-    """Return the decrypted body and headers of a message, and the reason if decryption failed.
+    """Decrypt a message. Return its body, its headers, and the reason if decryption failed.
 
     :param vault: decrypts the body; None without keys.
     """
@@ -93,7 +93,7 @@ class Filter:
     """Selects dead letters."""
 
     queues: str = "*"
-    # Text that the error contains, ignoring case.
+    # Text in the error, in upper or lower case.
     error: str | None = None
     # Minimum time since the message became a dead letter.
     older_seconds: float | None = None
@@ -106,10 +106,10 @@ class Letter:
     """A dead letter, with the id of the message or request."""
 
     id: str
-    # For a failed request, the queue is its pool, worker and fence are the worker and number of its
-    # last take, and the position is missing.
+    # For a failed request, the queue is the pool, the position is missing, and worker and fence
+    # come from the last take.
     entry: DeadLetterEntry
-    # The failed request without its body, None for a message.
+    # The failed request without its body; None for a message.
     request: RequestRecord | None = None
 
     @property
@@ -118,12 +118,12 @@ class Letter:
 
     @property
     def name(self) -> str:
-        """Unique name of the dead letter, as JSON: kind, queue or pool, and place."""
+        """Unique name of the dead letter: a JSON list of kind, queue or pool, and place."""
         return json.dumps([self.kind, self.entry.queue, self.place])
 
     @property
     def place(self) -> str:
-        """Its name in the queue or pool: the position of a message, or the id of a request."""
+        """Name within the queue or pool: the position of a message, or the id of a request."""
         return str(self.entry.position) if self.request is None else self.id
 
 
@@ -140,18 +140,18 @@ class LetterResult:
     """The result of retrying or discarding one dead letter."""
 
     letter: Letter
-    # False if the dead letter no longer existed, because another operator was faster.
+    # False if another operator has retried or discarded the dead letter first.
     done: bool
     # New position of the message after a retry.
     position: int | None = None
-    # Why it remains a dead letter, or None if it does not.
+    # The reason why the dead letter was not retried, or None.
     error: str | None = None
 
 
 def find(broker: Broker, wanted: Filter, now: float) -> list[Letter]:
     """Return the dead letters that match a filter, oldest first.
 
-    :param now: Unix time to which their ages refer.
+    :param now: current Unix time, from which the ages are computed.
     """
     since = None if wanted.newer_seconds is None else now - wanted.newer_seconds
     until = None if wanted.older_seconds is None else now - wanted.older_seconds
@@ -206,7 +206,7 @@ class ErrorGroup:
 
     # "message" or "request" for dead letters, "timer", or "outbox" for refused messages.
     kind: str
-    # The error, with "#" in place of numbers and ids.
+    # The error text, in which "#" replaces numbers and ids.
     error: str
     count: int
     # Number of affected queues, pools, timers or tables.
@@ -217,7 +217,7 @@ class ErrorGroup:
 
 
 def error_kind_of(error: str) -> str:
-    """Return an error with "#" in place of the parts that differ between messages."""
+    """Return an error text in which "#" replaces the parts that differ between messages."""
     text = _VARYING.sub("#", error)
     return text if len(text) <= KIND_CHARACTERS else f"{text[:KIND_CHARACTERS]}..."
 
@@ -242,10 +242,9 @@ def grouped(letters: Sequence[Letter]) -> list[ErrorGroup]:
 
 
 def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
-    """Return the dead letters of a queue or pool with these ids or positions.
+    """Return the dead letters of a queue or pool that have these ids or positions.
 
-    :raises UsageError: a name is neither an id nor a position, or is the id of several dead
-        letters.
+    :raises UsageError: a name is not an id or a position, or several dead letters have the id.
     """
     letters = [_letter(broker, entry) for entry in broker.dead_letters.find(queue)]
     failed = {each.id: each for each in _failed(broker, queue)}
@@ -268,7 +267,7 @@ def named(broker: Broker, queue: str, names: Sequence[str]) -> Selected:
 
 
 def _is_named(letter: Letter, name: str, broker: Broker) -> bool:
-    # Also accept the id that belongs to the position, because log lines may contain it.
+    # Also accept the id of the position, because log lines may contain this id.
     by_position = message_id(broker, letter.entry.position)
     return name.lower() in (letter.id, by_position, str(letter.entry.position))
 
@@ -287,7 +286,7 @@ def _check_name(name: str) -> None:
 def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
     """Return a complete dead letter.
 
-    :raises NotFoundError: it no longer exists.
+    :raises NotFoundError: the dead letter no longer exists.
     """
     if letter.request is None:
         found = broker.dead_letters.get(letter.entry.queue, letter.entry.position)
@@ -301,13 +300,13 @@ def read(broker: Broker, letter: Letter) -> DeadLetterRecord:
 
 
 def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
-    """Send dead letters again in their order. Each becomes the newest message of its queue.
+    """Send dead letters again, in the given order, as the newest messages of their queues.
 
     A failed request waits again in its pool.
 
-    Yields each result as soon as it is certain. If the broker refuses a dead letter, the others
-    continue. If a queue is busy, its remaining dead letters stay. After an error, dead letters
-    without a result are unchanged.
+    Yield each result as soon as the result is certain. If the broker refuses a dead letter,
+    continue with the others. If a queue is busy, keep its remaining dead letters. After an error,
+    dead letters without a result are unchanged.
     """
     busy: set[str] = set()
 
@@ -348,7 +347,10 @@ def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]
 
 
 def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iterator[LetterResult]:
-    """Act on each failed request; if the broker refuses one, continue with the others."""
+    """Act on each failed request.
+
+    If the broker refuses a request, continue with the other requests.
+    """
     for letter in letters:
         if letter.request is None:
             continue
@@ -363,7 +365,7 @@ def _each_request(letters: Sequence[Letter], act: Callable[[str], bool]) -> Iter
 
 
 def sent_time(position: int, positions: Positions) -> str:
-    """Return the send time of the message with a position, in ISO 8601."""
+    """Return the time at which the message at a position was sent, in ISO 8601."""
     return format_position(positions.to_time(position))
 
 
@@ -380,8 +382,8 @@ def exported(
 ) -> dict[str, Any]:
     """Return a complete dead letter as a JSON value.
 
-    The key of the body is `body` if it is JSON that a copy can hold, and `body_base64` otherwise.
-    If decryption fails, the body stays encrypted, and `body_error` has the reason.
+    The key of the body is `body` for JSON that a copy can hold, and `body_base64` otherwise. If
+    decryption fails, the body stays encrypted, and `body_error` has the reason.
 
     :param vault: decrypts the body; None without keys.
     """

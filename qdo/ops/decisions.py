@@ -1,6 +1,7 @@
 """Operators' decisions about messages that fail, run or block their queues.
 
-Only the owner of a queue knows the running messages, so it is asked if a message has not failed.
+Only the owner of a queue knows the running messages. Therefore a decision about a message that has
+not failed asks the owner.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ def decide(
 
     The queue's present or next owner executes the decision immediately. "retry" retries a message
     and counts its attempts from 1. "skip" skips it. "dead-letter" stores it as a dead letter with
-    its error. The latter two end a running attempt. One transaction records the decision for all
-    messages, or for none.
+    its error. "skip" and "dead-letter" also end a running attempt. One transaction records the
+    decision for all messages.
 
     :param which: positions of messages, "first" or "all".
     :param logged: False: write no entry to the action log.
-    :raises NotFailingError: no message fails, one of these does not fail, or an operator has
-        already decided about it.
+    :raises NotFailingError: no message fails, a named message does not fail, or an operator has
+        already decided about a named message.
     """
     with AuditTrail(client, layout, COMMANDS[decision], reason, by).change(queue) as entry:
 
@@ -84,7 +85,7 @@ def decide(
 def check_store(broker: str) -> None:
     """Raise UnsupportedError if the broker at an address cannot keep dead letters."""
     if not kind_of(broker).keeps_dead_letters(broker):
-        # The owner could not execute the decision, and an operator could not revoke it.
+        # The owner could not execute the decision, and operators cannot revoke decisions.
         raise UnsupportedError(
             broker="Kinesis",
             what="store dead letters",
@@ -97,7 +98,7 @@ def check_store(broker: str) -> None:
 class DecisionPlan:
     """The messages that an operator named."""
 
-    # The node of the queue, in which the messages of `running` also fail.
+    # The node of the queue, to which this plan adds the messages of `running` as failing messages.
     node: QueueNode
     # The ids of the queue's failing messages, by position.
     ids: Mapping[int, str | None]
@@ -116,7 +117,7 @@ def plan_decision(
     names: Sequence[str],
     every: bool,
 ) -> DecisionPlan:
-    """Find the messages that an operator names: by id or position, the first, or all.
+    """Find the messages that an operator names by id or position, the first message, or all.
 
     :raises UnreachableError: the owner does not name the running messages.
     """
@@ -137,7 +138,7 @@ def _running(
     ids: Mapping[int, str | None],
     names: Sequence[str],
 ) -> dict[str, FailureRecord]:
-    """Return failure records for named messages that run and have not failed, by id."""
+    """Return failure records, by id, for named messages that run and have not failed."""
     known = {*map(str, ids), *ids.values()}
     unknown = {name.lower() for name in names}.difference(known)
     if not unknown or not node.owner:
@@ -190,10 +191,10 @@ def _position(
 
 
 def id_of(broker: Broker | None, positions: Positions, queue: str, position: int) -> str | None:
-    """Return the id of a message, or None if it is unknown."""
+    """Return the id of a message, or None if the id is unknown."""
     if positions is not TIME_POSITIONS:
         return positions.message_id(position, 0)
-    # A message that was delayed has its id in a header.
+    # A message that the broker had delayed has its id in a header.
     if broker is None or position > MAX_LAST:
         return None
     row = row_at(broker, queue, position)

@@ -31,7 +31,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """The messages of a queue at one time. A deletion keeps later messages."""
+    """The messages of a queue at one time. A deletion does not delete later messages."""
 
     # Position of the newest waiting message.
     newest: int
@@ -46,16 +46,16 @@ class Deletion:
     queue: str
     # The worker that must release the queue first, or None.
     owner: str | None
-    # Number of waiting messages; `delayed` and `dead_letters` are numbers, too.
+    # Number of waiting messages. `delayed` and `dead_letters` are also numbers of messages.
     waiting: int
     delayed: int
     dead_letters: int
     stored: bool
-    # The messages that may be deleted with the queue, or None.
+    # The messages that the operator allows to delete with the queue, or None.
     contents: QueueContents | None = None
 
     def check_empty(self) -> None:
-        """Raise QueueNotEmptyError for a queue with unfinished messages."""
+        """Raise QueueNotEmptyError if the queue has unfinished messages."""
         if self.waiting or self.delayed or self.dead_letters:
             raise QueueNotEmptyError(
                 queue=self.queue,
@@ -66,12 +66,12 @@ class Deletion:
 
 
 def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> Deletion:
-    """Return what a deletion removes, without changing anything.
+    """Return the plan of a deletion, without changing anything.
 
-    :param with_messages: the current messages of the queue may be deleted with it.
-    :raises QueueNotEmptyError: the queue has unfinished messages, and `with_messages` is not set.
-    :raises ShardStateError: the queue is a shard that gets messages, or other shards wait for its
-        end.
+    :param with_messages: True: delete the queue with its current messages.
+    :raises QueueNotEmptyError: the queue has unfinished messages, and `with_messages` is False.
+    :raises ShardStateError: the queue is a shard that still receives messages, or other shards wait
+        for the end of the queue.
     """
     broker = fleet.broker
     node = fleet.node(queue)
@@ -83,7 +83,8 @@ def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> D
     owner = node.owner or None if node is not None else None
     if not stored:
         return Deletion(queue, owner, 0, 0, 0, stored=False)
-    # Read this before counting, so that an operator does not confirm too small numbers.
+    # Read the contents before counting. Otherwise an operator might confirm numbers that are too
+    # small.
     contents = _contents(broker, queue) if with_messages else None
     node = node or NEW
     backlog = backlog_of(broker, queue, node, done_of(broker, node))
@@ -105,10 +106,10 @@ def _contents(broker: Broker, queue: str) -> QueueContents:
 def delete(
     fleet: Fleet, deletion: Deletion, *, timeout_seconds: float = 30.0, reason: str = ""
 ) -> None:
-    """Delete a queue: let its owner release it, delete it at the broker, then delete its node.
+    """Let the owner release a queue, then delete the queue at the broker, then delete its node.
 
-    A repetition completes an interrupted deletion. If the queue received a message since the plan,
-    it is restored with that message. Later messages create the queue again.
+    A second call completes an interrupted deletion. If the queue has received a message since the
+    plan, the call restores the queue with this message. Later messages create the queue again.
 
     :param timeout_seconds: maximum time for the owner to finish its running jobs.
     :raises QueueNotEmptyError: the queue has messages that are not part of the plan.
@@ -120,8 +121,8 @@ def delete(
     if client is None:
         _delete_stored(fleet.broker, deletion, NEW)
         return
-    # The action log gets an entry before messages are deleted, and another if the queue is
-    # restored. A repetition writes its own entries.
+    # Write an entry to the action log before the broker deletes messages, and another entry if the
+    # queue is restored. A second call writes its own entries.
     audit = _DeletionAudit(client, fleet.layout, deletion, reason)
     node = NEW
     if fleet.node(queue) is not None:
@@ -138,7 +139,7 @@ def delete(
 
 
 def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
-    """Delete a queue at the broker, with only the contents that the plan found."""
+    """Delete a queue at the broker, with no contents other than those in the plan."""
     queue = deletion.queue
     contents = deletion.contents
     if not deletion.stored:
@@ -187,7 +188,7 @@ class _DeletionAudit:
             queue_admin.restore(self._client, self._layout, self._queue, record=record)
 
     def removed(self) -> str:
-        """Delete the node; return the owner of the queue, if any, see `queue_admin.remove`."""
+        """Delete the node; return the owner that must release the queue first, or ""."""
         with self._audit.change(self._queue) as entry:
 
             def removal() -> CreateOp:
@@ -196,7 +197,7 @@ class _DeletionAudit:
 
             chosen = None if self._logged else removal
             owner = queue_admin.remove(self._client, self._layout, self._queue, entry=chosen)
-        if not self._logged and not owner:  # the coordinator had no node of it
+        if not self._logged and not owner:  # the coordinator had no node of the queue
             fault = self._audit.note(self._queue, self._content(), {"deleted": True})
             if fault is not None:
                 _log.warning(

@@ -43,20 +43,21 @@ MOST_SERVERS = 15
 LEAST_VERSION = (3, 6, 0)
 SKEW_SECONDS = 2.0
 OLD_SECONDS = 60.0
-# Maximum number of queue nodes whose rights are compared; `qdo admin acl check` compares all.
+# Maximum number of queue nodes whose rights the doctor compares. `qdo admin acl check` compares
+# all.
 ACL_QUEUES = 200
 # A leader does its chores about once a minute.
 CHORES_SECONDS = 300.0
 SLOW_LISTING_SECONDS = 2.0
-# Maximum number of queues whose attributes are read if each costs a request.
+# Maximum number of queues whose attributes the doctor reads if each queue costs a request.
 MOST_QUEUES = 50
 LITTLE_BYTES = 1 << 30
 TOO_LITTLE_BYTES = 100 << 20
 USUAL_FILES = 1024
-# Time limit of all checks together, without the time to open the coordinator and the broker.
+# Time limit of all checks together, excluding the time to open the coordinator and the broker.
 TOTAL_SECONDS = 8.0
 CHECK_SECONDS = 5.0
-# Time limit of the checks that `qdo status` makes.
+# Time limit of the checks that `qdo status` runs.
 FIRST_SECONDS = 2.0
 BOTH = ("coordinator", "broker")
 LOST_SECONDS = 3600.0
@@ -108,7 +109,7 @@ def _of_servers(
 
 
 def judge_servers(reports: list[ServerReport]) -> Diagnosis:
-    """Return whether the servers are one ensemble, and all of them run."""
+    """Judge whether the servers are one ensemble, and whether all of them run."""
     down = [f"{each.host} ({each.fault})" for each in reports if each.fault is not None]
     modes = sorted(each.mode for each in reports if each.mode)
     if modes.count("leader") > 1 or ("standalone" in modes and len(reports) > 1):
@@ -132,7 +133,7 @@ def judge_servers(reports: list[ServerReport]) -> Diagnosis:
 
 
 def judge_versions(reports: list[ServerReport]) -> Diagnosis:
-    """Return whether the servers keep acknowledged transactions."""
+    """Judge whether the servers' versions keep acknowledged transactions."""
     versions = sorted({".".join(map(str, each.version)) for each in reports if each.version})
     if not versions:
         return unknown("no server reports its version", "see the check coordinator-servers")
@@ -149,8 +150,8 @@ def judge_versions(reports: list[ServerReport]) -> Diagnosis:
 
 def clock(case: Case) -> Diagnosis:
     """Compare the clocks of this machine, of the coordinator and of the workers."""
-    # The check writes nothing, so only nodes of other processes show the coordinator's time. It
-    # proves that a clock is behind, but not by how much.
+    # The check writes nothing, so only the nodes of other processes show the coordinator's time.
+    # These times prove that a clock is behind, but not by how much.
     client = case.connected()
     now = time.time()
     processes = [each for each in case.processes() if each.reported and each.fault is None]
@@ -321,7 +322,7 @@ def retention(case: Case) -> Diagnosis:
 
 
 def open_files(case: Case) -> Diagnosis:
-    """Compare the limit of open files with the need of a worker that owns all queues."""
+    """Compare the limit of open files with the number that a worker needs to own all queues."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY:
         return ok("this user may open any number of files")
@@ -368,7 +369,7 @@ def queues(case: Case) -> Diagnosis:
 
 
 def limits(case: Case) -> Diagnosis:
-    """Find limits that jobs name but that the coordinator lacks."""
+    """Find limits that jobs name but that do not exist in the coordinator."""
     named = {name for each in case.jobs or () for name in each.limits}
     missing = named - list_limits(case.connected(), case.layout).keys() - {*case.declared}
     missing |= {name for each in case.workers() for name in each.report.unusable}
@@ -402,7 +403,7 @@ def jobs_without_queues(case: Case) -> Diagnosis:
 
 
 def queues_without_jobs(case: Case) -> Diagnosis:
-    """Find queues that no job or no worker of the app takes."""
+    """Find queues that no job takes, or that no worker takes."""
     names = case.names()
     if case.jobs is not None:
         has_job = QueueFilter(jobs=tuple(each.queues for each in case.jobs)).matcher()
@@ -430,7 +431,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 def workers(case: Case) -> Diagnosis:
-    """Find workers that do not report or get no queues."""
+    """Find workers that do not report, or that get no queues."""
     statuses = case.workers()
     if not statuses:
         return failed("no worker is registered", "start one with `qdo-worker`")
@@ -481,7 +482,7 @@ def dead_processes(case: Case) -> Diagnosis:
 
 
 def starved(case: Case) -> Diagnosis:
-    """Find workers that hardly get processor time from their machine or quota."""
+    """Find workers whose machine or quota gives them hardly any processor time."""
     found = [
         f"{each.worker} ({each.report.host}, process {each.report.pid}: {each.report.starved:.0%})"
         for each in case.workers()
@@ -502,11 +503,12 @@ class Check:
     find: Callable[[Case], Diagnosis]
     # The services that must be reachable: "coordinator", "broker", both or none.
     needs: tuple[str, ...] = ()
-    # Cheap, and its faults are in no queue's state: `qdo status` and the dashboard make it, too.
+    # True for a cheap check whose faults no queue's state shows. `qdo status` and the dashboard
+    # also run these checks.
     first: bool = False
 
 
-# The checks in the order of execution and display. Slow checks come last.
+# The checks, in the order in which the doctor runs and shows them. Slow checks come last.
 CHECKS = (
     Check("coordinator-latency", latency, ("coordinator",)),
     Check("coordinator-servers", servers, ("coordinator",), first=True),
@@ -540,7 +542,7 @@ CHECKS = (
 def diagnose(
     case: Case, total_seconds: float = TOTAL_SECONDS, checks: tuple[Check, ...] = CHECKS
 ) -> Iterator[tuple[str, Diagnosis]]:
-    """Yield the name and the answer of each check, within the time limit."""
+    """Yield the name and the result of each check, within the time limit."""
     yield from ((name, _reach(case, name)) for name in BOTH)
     deadline = time.monotonic() + total_seconds
     for check in checks:
@@ -555,7 +557,7 @@ def diagnose(
 
 
 def notices(case: Case) -> list[dict[str, str | None]]:
-    """Return the faults outside of queues that the cheap checks find, as items."""
+    """Return the faults that the cheap checks find outside of queues, as items."""
     first = tuple(each for each in CHECKS if each.first)
     return [
         {"check": name, "status": found.status, "reason": found.text, "remedy": found.remedy}
@@ -565,7 +567,10 @@ def notices(case: Case) -> list[dict[str, str | None]]:
 
 
 def within(seconds: float, ask: Callable[[], Diagnosis]) -> Diagnosis:
-    """Return an answer, "unknown" if it takes too long. The thread of the check then continues."""
+    """Return the result of a check, or "unknown" after the time limit.
+
+    The thread of a slow check continues.
+    """
     answers: list[Diagnosis] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The input of the checks of `qdo doctor`, which is read once, and their findings."""
+"""The input and the results of the checks of `qdo doctor`. The checks share what they read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdo.ops.status import QueueStatus, Statuses, queue_statuses
 from qdo.ops.verdicts import Verdict, judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 
-# Maximum number of backlogs to request if the broker needs a request for each.
+# Maximum number of backlogs to request from a broker that needs a request for each backlog.
 BACKLOGS = 20
 
 Status = Literal["ok", "warning", "failed", "unknown"]
@@ -54,9 +54,9 @@ def unknown(text: str, remedy: str | None = None) -> Diagnosis:
 class Case:
     """An app and its services."""
 
-    # None if the coordinator is unreachable, or is a file that does not exist.
+    # None if the coordinator cannot be reached, or is a file that does not exist.
     client: Client | None
-    # None if the broker is unreachable, or is a file that does not exist.
+    # None if the broker cannot be reached, or is a file that does not exist.
     broker: Broker | None
     layout: Layout
     # The reason why `client` or `broker` is None, by "coordinator" or "broker".
@@ -65,7 +65,7 @@ class Case:
     broker_url: str
     # The jobs of the app, or None if only the app's name is known.
     jobs: Sequence[Job] | None = None
-    # The limits that workers create unless an operator has created them.
+    # The limits that workers create if no operator has created them.
     declared: Collection[str] = ()
     # The timers of the app, or None if only the app's name is known.
     timers: Mapping[str, Timer] | None = None
@@ -92,7 +92,7 @@ class Case:
         return self.once("workers", lambda: worker_statuses(self.connected(), self.layout))
 
     def concurrency(self) -> list[int]:
-        """Return the concurrency of each worker process; without a coordinator, return none."""
+        """Return the concurrency of each worker process, or an empty list without a coordinator."""
         live = self.workers() if self.client is not None else []
         return [each.report.concurrency or 0 for each in live]
 
@@ -110,7 +110,10 @@ class Case:
         return self.broker
 
     def once(self, name: str, read: Callable[[], _Value]) -> _Value:
-        """Read a value once and return it. An abandoned check may still be reading."""
+        """Return a value, which only the first call reads.
+
+        The lock is needed because an abandoned check may still be reading.
+        """
         with self._reading:
             if name not in self._read:
                 self._read[name] = read()

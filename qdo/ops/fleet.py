@@ -20,13 +20,13 @@ from qdo.queues import check_path_part
 class Fleet:
     """The coordinator and the broker of an app."""
 
-    # None if the file of the coordinator does not exist yet.
+    # None if the coordinator is a file that does not exist yet.
     client: Client | None
     layout: Layout
     broker: Broker
 
     def connected(self, queue: str) -> Client:
-        """Return the client; without a client, raise NotFoundError for the queue."""
+        """Return the client. If there is no client, raise NotFoundError for the queue."""
         if self.client is None:
             raise NotFoundError(what="queue", name=queue)
         return self.client
@@ -41,7 +41,7 @@ class Fleet:
         return node
 
     def known_node(self, queue: str) -> QueueNode:
-        """Return the node of a queue, or a new node if only the broker has the queue."""
+        """Return the node of a queue, or a new node if the queue exists only at the broker."""
         node = self.node(queue)
         if node is None and queue not in self.broker.catalog.names():
             raise NotFoundError(what="queue", name=queue)
@@ -60,7 +60,7 @@ def read_queues(
 
 
 def read_queue(client: Client, layout: Layout, queue: str) -> QueueNode:
-    """Return the node of a queue, even if damaged; raise NotFoundError if it does not exist."""
+    """Return the node of a queue, even a damaged node; raise NotFoundError if it is missing."""
     node = read(client, layout.queue(check_path_part(queue)))
     if not isinstance(node, NodeRead):
         raise NotFoundError(what="queue", name=queue)

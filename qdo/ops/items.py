@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qdo.ops.worker_status import WorkerStatus
 
 
-# Sort keys of queues. Numbers are sorted with the largest first.
+# Sort keys of queues. The largest numbers come first.
 QUEUE_SORTS: dict[str, Callable[[tuple[QueueStatus, Verdict]], Any]] = {
     "name": lambda each: each[0].queue,
     "state": lambda each: (each[1].state.rank, -(each[0].behind_seconds or 0.0)),
@@ -45,7 +45,7 @@ _WORST_FACTS = (
 SILENT_SECONDS = 30.0
 LONG_SECONDS = 30.0
 MOST_NAMES = 3
-# Maximum number of messages listed for running longer than `LONG_SECONDS`.
+# Maximum number of listed messages that have run longer than `LONG_SECONDS`.
 MOST_RUNS = 3
 _SEPARATOR = re.compile(r"[-_./:]")
 
@@ -70,7 +70,7 @@ def worst_item(each: QueueStatus, verdict: Verdict) -> dict[str, Any]:
 def worker_item(each: WorkerStatus) -> dict[str, Any]:
     names = ("worker", "queues", "assigned", "reported", "fault")
     known = {name: getattr(each, name) for name in names} | {"filter": asdict(each.takes)}
-    # Facts of the coordinator come first and override others.
+    # Facts from the coordinator come first and override the worker's report.
     return {**known, **each.report.dump(), **known}
 
 
@@ -174,13 +174,13 @@ def overview(
     unread: Collection[str] = (),
     pools: Mapping[str, PoolCounts] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the item of qdo.status/1, which counts failed requests as dead letters.
+    """Return the item of qdo.status/1. Its dead letters include failed requests.
 
-    :param notices: faults outside of queues, see `qdo.ops.doctor.notices`.
+    :param notices: faults outside of queues (see `qdo.ops.doctor.notices`).
     :param unread: the unreadable parts, from `Statuses`.
     :param pools: the numbers of requests, from `Statuses`.
     """
-    from qdo.ops.snapshot import MESSAGES  # loaded already: a reader has read the queues
+    from qdo.ops.snapshot import MESSAGES  # a reader of queues has already imported this module
 
     counts = Counter(verdict.state for _, verdict in judged)
     bad = [each for each in judged if each[1].state.needs_attention]
@@ -191,7 +191,7 @@ def overview(
     backlogs = [each.backlog for each, _ in judged if each.backlog is not None]
     late = [verdict for each, verdict in judged if each.backlog and verdict.state.needs_attention]
     etas = [verdict.eta_seconds for _, verdict in judged if verdict.eta_seconds is not None]
-    if any(verdict.eta_seconds is None for verdict in late):  # as without a worker
+    if any(verdict.eta_seconds is None for verdict in late):  # for example, without a worker
         etas = []
     return {
         "app": app,
@@ -219,7 +219,7 @@ def overview(
 def _dead_letter_notice(
     judged: Judged, pools: Mapping[str, PoolCounts]
 ) -> list[dict[str, str | None]]:
-    """Return the notice of dead letters, if any, because states of queues do not show them."""
+    """Return a notice about dead letters. The states of queues do not show dead letters."""
     counts = Counter({each.queue: each.dead_letters or 0 for each, _ in judged})
     counts.update({pool: each.failed for pool, each in pools.items()})
     places = [f"{name} ({count})" for name, count in counts.most_common() if count]
@@ -231,7 +231,7 @@ def _dead_letter_notice(
 
 
 def _long_runs(judged: Judged) -> list[dict[str, Any]]:
-    """Return long-running messages of queues that need no attention yet, as items."""
+    """Return items for the long-running messages of queues that do not need attention yet."""
     items = [
         {
             "queue": each.queue,

@@ -18,10 +18,10 @@ class LockRow:
     lock: str
     shared: bool
     holds: bool
-    # The user, host and process; "" if unknown.
+    # The user, host and process of the contender; "" if unknown.
     who: str
     why: str
-    # Unix time at which it began to contend, by its own clock; None if unknown.
+    # Unix time, by the contender's clock, at which the contender began to wait; None if unknown.
     since: float | None
 
 

@@ -27,7 +27,7 @@ from qdo.text import iso_time
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
 
-# Maximum number of waiting messages to search for an id that does not contain a position.
+# Maximum number of waiting messages that a search for an id without a position reads.
 SEARCHED = 10_000
 _BATCH = 500
 _NAME = re.compile(
@@ -47,7 +47,7 @@ BODY_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A message that was found."""
+    """A message that has one of the names."""
 
     id: str
     # None for a delayed message, which does not have a position yet.
@@ -75,9 +75,11 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
     """Return the messages of a queue with these names, by name.
 
     :param names: from `check_names`.
-    :param done: position up to which messages are done, and may be missing.
+    :param done: position up to which all messages are done. The broker may have deleted these
+        messages.
     """
-    # Read delayed messages first: a message that then moves into its queue is found there.
+    # Read delayed messages first. If a message then moves into its queue, the next read finds the
+    # message.
     found = {
         each.id: Found(each.id, delayed=each)
         for each in broker.delayed.find(queue, len(names), names)
@@ -88,11 +90,11 @@ def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -
         if row is not None:
             (found if row.position > done else passed)[name] = _found(broker, row)
     left = {name for name in names if name not in found}
-    # If a message was delayed or sent again, a header contains its id.
+    # If a message was delayed or sent again, its id is in a header.
     if left:
         for row in waiting_rows(broker, queue, done, SEARCHED):
             own = _found(broker, row)
-            # Log lines may contain the id that belongs to the position.
+            # Log lines may contain the id of the position.
             by_position = message_id(broker, row.position)
             named = left & {own.id, by_position, str(row.position)}
             found.update(dict.fromkeys(named, own))
@@ -137,14 +139,15 @@ Kind: TypeAlias = Literal["waiting", "delayed", "failing", "blocking"]
 
 @dataclass(frozen=True, slots=True)
 class PeekedMessage:
-    """A message that is not recorded as done.
+    """A message that its queue's node does not record as done.
 
     :ivar id: None if only its position is known.
     :ivar position: None for a delayed message.
-    :ivar sent: its send time; `due` is its due time. Both are ISO 8601, or None if unknown.
+    :ivar sent: time at which the message was sent. `due` is the time at which it is due. Both are
+        in ISO 8601, or None if unknown.
     :ivar failure: the record of its failed attempts, or None.
-    :ivar body: None unless requested. If the message was not read, `body_bytes`, `key` and
-        `headers` are None, too.
+    :ivar body: None unless requested. If the message could not be read, `body_bytes`, `key` and
+        `headers` are also None.
     """
 
     kind: Kind
@@ -177,7 +180,7 @@ def peek(
 ) -> Iterator[PeekedMessage]:
     """Yield messages of a queue in processing order, delayed messages last.
 
-    A message in flight counts as waiting, because its owner records only done messages.
+    A message in flight counts as waiting, because the queue's owner records only done messages.
     """
     check_kinds(fleet.broker, kinds)
     yield from peek_behind(fleet.broker, queue, fleet.known_node(queue), kinds, limit)
@@ -186,7 +189,7 @@ def peek(
 def peek_behind(
     broker: Broker, queue: str, node: QueueNode, kinds: Collection[Kind], limit: int
 ) -> Iterator[PeekedMessage]:
-    """Yield messages as `peek` does, given the queue's node."""
+    """Yield messages like `peek`, for a queue whose node the caller has read."""
     found = _in_queue(broker, queue, node, kinds)
     shown = 0
     size = 0
@@ -202,7 +205,7 @@ def peek_behind(
 
 
 def peek_named(fleet: Fleet, queue: str, name: str) -> PeekedMessage:
-    """Return a message that is not recorded as done; raise NotFoundError if there is none."""
+    """Return a message that is not recorded as done; raise NotFoundError without a match."""
     broker = fleet.broker
     check_kinds(broker, KINDS)
     (wanted,) = check_names([name])
@@ -258,7 +261,7 @@ def _kind(failure: FailureRecord | None) -> Kind:
 
 
 def _recorded(broker: Broker, queue: str, position: int, failure: FailureRecord) -> PeekedMessage:
-    """Return a failing message, even if only workers can see the broker's messages."""
+    """Return a failing message, even from a broker whose messages only workers can see."""
     row = row_at(broker, queue, position) if broker.positions is TIME_POSITIONS else None
     if row is not None:
         return _of_row(broker, row, {position: failure})
@@ -305,7 +308,7 @@ def _of_delayed(delayed: DelayedMessage) -> PeekedMessage:
 def peek_item(
     queue: str, message: PeekedMessage, vault: BodyVault | None, with_body: bool
 ) -> dict[str, Any]:
-    """Return a message as an item of qdo.peek/1; its body only `with_body`."""
+    """Return a message as an item of qdo.peek/1, which includes the body if `with_body` is True."""
     failure = message.failure
     item = {
         "queue": queue,

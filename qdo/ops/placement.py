@@ -1,8 +1,9 @@
 """Moves a queue to a worker that an operator names; shows the changes that the leader plans.
 
-The operator only writes a wish into the value of the assignments folder. The leader watches this
-value, includes it in its plan, and writes the assignments under its fence. Then the usual handover
-follows: the owner finishes its message and releases the queue, and the named worker claims it.
+The operator's command only writes a wish into the value of the assignments folder. The leader
+watches this value, includes it in its plan, and writes the assignments under its fence. Then the
+usual handover follows: the owner finishes its message and releases the queue, and the named worker
+claims it.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class QueueMove:
 
     @property
     def changes(self) -> bool:
-        """Whether the leader does not know this move yet."""
+        """Whether no operator has requested this move yet."""
         return self.assigned != self.worker
 
 
 def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueMove:
-    """Return a move, without changing anything.
+    """Plan a move, without changing anything.
 
     :raises MoveRefusedError: the queue is deleted, or the worker is draining or does not take the
         queue.
@@ -99,9 +100,9 @@ def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = 
 def wait_for_owner(client: Client, layout: Layout, move: QueueMove, timeout_seconds: float) -> None:
     """Wait until the worker owns the queue.
 
-    :raises NotFoundError: the worker is gone, and the leader assigns the queue to another worker.
+    :raises NotFoundError: the worker has gone. The leader assigns the queue to another worker.
     :raises MoveRefusedError: another operator has moved the queue elsewhere.
-    :raises MoveUnfinishedError: the time is over; the handover will still happen.
+    :raises MoveUnfinishedError: the time has passed. The handover will still happen.
     """
     owner = ""
     for _ in polls(timeout_seconds, client.handler.sleep_func):
@@ -139,7 +140,7 @@ def _check_worker(client: Client, layout: Layout, queue: str, worker: str) -> No
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The leader's input, as far as this account can read it."""
+    """The part of the leader's input that this account can read."""
 
     # The queues that are not marked as deleted.
     queues: Sequence[str]
@@ -147,7 +148,7 @@ class PlanInput:
     # The reason why each of these workers gets no queues.
     unable: Mapping[str, str]
     current: Mapping[str, list[str]]
-    # The assigned queues of lost workers, with the worker.
+    # The lost worker of each queue that is still assigned to a lost worker.
     left: Mapping[str, str]
     # The worker of each queue that an operator moved.
     moves: Mapping[str, str]
@@ -209,12 +210,12 @@ class Reassignment:
 
 
 def planned_changes(facts: PlanInput) -> list[Reassignment]:
-    """Return the queues that a new plan would assign differently, by name. Reads nothing."""
+    """Return the queues that a new plan would assign differently, sorted by name. Pure function."""
     able = {name: node.filter for name, node in facts.workers.items() if name not in facts.unable}
     if not able:
         return []  # the leader does not change assignments
     planned, _ = plan_filtered(facts.queues, able, facts.current, facts.moves)
-    # As in the plan, a queue of several workers counts for the worker with the first name.
+    # Like the plan, count a queue of several workers for the worker with the first name.
     before = {
         queue: name for name in sorted(facts.current, reverse=True) for queue in facts.current[name]
     }

@@ -1,4 +1,4 @@
-"""Requests for operators: counts of pools, items, and possible changes."""
+"""Shows the pools and requests to operators, and checks and makes changes of requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # Maximum number of listed requests.
 MOST = 1000
 MANY_DEAD = 10_000
-# The table has too many dead rows if there are more than `MANY_DEAD`, and this many per live row.
+# A table has too many dead rows if it has more than `MANY_DEAD`, and more than this number per live
+# row.
 DEAD_SHARE = 10
 
 
@@ -86,7 +87,7 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
 def whole_item(
     record: RequestRecord, now: float, vault: BodyVault | None, with_body: bool
 ) -> dict[str, Any]:
-    """Return all facts about a request; body, result and tag only if `with_body` is set.
+    """Return all facts about a request. Include body, result and tag only if `with_body` is True.
 
     :param vault: decrypts these values; None if there are no keys.
     """
@@ -113,7 +114,7 @@ def _age(since: float, now: float) -> float:
 
 
 def found(store: RequestStore, id: str) -> RequestRecord:
-    """Return a request; raise RequestNotFoundError if it does not exist."""
+    """Return a request; raise RequestNotFoundError if the request does not exist."""
     record = store.find(id)
     if record is None:
         raise RequestNotFoundError(what="request", name=id, id=id)
@@ -121,7 +122,7 @@ def found(store: RequestStore, id: str) -> RequestRecord:
 
 
 def state_text(record: RequestRecord) -> str:
-    """Return the state of a request for people, or the outcome of an ended request."""
+    """Return the state of a request, or the outcome of an ended request, for people."""
     if record.is_cancelled:
         return "being cancelled"
     return record.outcome or STATES[record.state]

@@ -24,8 +24,8 @@ class RunsRead:
     # The items of qdo.runs/1, the longest run first.
     items: list[dict[str, Any]] = field(default_factory=list)
     total: int = 0
-    # Why the loop of a worker cannot answer; its parent process did, with the message that blocks
-    # it.
+    # For each worker whose loop is blocked: the answer of its parent process, which names the
+    # blocking message.
     blocked: dict[str, str] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ class RunsRead:
 def ask_owner(
     client: Client, layout: Layout, owner: str, queue: str, most: int, seconds: float, by: str = ""
 ) -> Asked:
-    """Ask the owner of a queue for at most `most` longest runs, and wait for the answer."""
+    """Ask the owner of a queue for its `most` longest runs, and wait for the answer."""
     args: Values = {"queues": exactly(queue), "most": most}
     asked = ask_workers(client, layout, [owner], names.RUNS, args, within_seconds=seconds, by=by)
     wait_for_results(client, layout, asked, seconds)

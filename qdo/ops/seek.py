@@ -1,7 +1,7 @@
-"""Moves a queue to another position or drops its messages: plans first, then executes.
+"""Moves a queue to another position, or drops its messages. First plans, then executes.
 
-A purge drops the messages of a queue without running them. A seek to the end of the queue, at the
-time of the plan, drops the waiting messages. Delayed messages are deleted at the broker.
+A purge drops the messages of a queue without running them. A seek to the end that the queue had at
+the time of the plan drops the waiting messages. The broker deletes the delayed messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class QueuePosition:
 
     # UUIDv1 time; 0 before the first message.
     last: int
-    # The broker's own position; None if the broker has no own positions, or for a time.
+    # The position in the broker's own form; None if the broker's positions are times.
     position: str | None = None
 
 
@@ -62,16 +62,17 @@ class SeekPlan:
     before: QueuePosition | None
     # The position after which the queue resumes.
     after: QueuePosition
-    # Number of messages after `before`. If `waiting_after` is larger, messages are processed again;
-    # if it is smaller, messages are skipped. None if the broker cannot count.
+    # Number of messages after `before`; None if the broker cannot count. If `waiting_after` is
+    # larger, workers process messages again. If `waiting_after` is smaller, workers skip messages.
     waiting_before: int | None
     waiting_after: int | None
-    # Why the node could not be read. A seek repairs the node.
+    # The reason why the node could not be read, or None. A seek repairs the node.
     fault: str | None
-    # Age in seconds of the first message after `before`, None if the broker does not report it.
+    # Age in seconds of the first message after `before`; None if the broker does not report the
+    # age.
     behind_before: float | None = None
     behind_after: float | None = None
-    # The broker's recorded position of a finished queue.
+    # The recorded position of a finished queue, in the broker's own form.
     finished: str | None = None
 
 
@@ -90,7 +91,7 @@ def plan_seek(fleet: Fleet, queue: str, target: str) -> SeekPlan:
 
     :param target: "earliest", "latest", a position in the broker's form, or a time in ISO 8601
         (UTC if it has no zone).
-    :raises UsageError: `target` is not one of these, is in the future, or does not exist at the
+    :raises UsageError: `target` has another form, is in the future, or does not exist at the
         broker.
     """
     broker = fleet.broker
@@ -134,8 +135,8 @@ def execute(
 ) -> None:
     """Execute a plan; a live owner first finishes its message in flight.
 
-    :param onward: only skip messages: a queue that has passed the target repeats no message. If
-        positions are not times, it may repeat the latest messages.
+    :param onward: only skip messages. A queue that has passed the target repeats no message. If
+        positions are not times, the queue may repeat the latest messages.
     """
     with AuditTrail(client, layout, command, reason).change(seek.queue) as entry:
 
@@ -164,7 +165,7 @@ def recorded(node: QueueNode) -> Values:
 def _waiting(
     broker: Broker, queue: str, node: QueueNode, place: QueuePosition
 ) -> tuple[int | None, float | None]:
-    """Return the number of messages after a position, and the age of the first one."""
+    """Return the number of messages after a position, and the age of the first message."""
     try:
         after = broker.positions.resume_after(place.last, place.position)
         backlog = backlog_of(broker, queue, node, after)
@@ -205,7 +206,7 @@ def _place(target: str, broker: Broker, queue: str) -> QueuePosition:
 
 
 def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
-    """Return the position for a text in the broker's own form, or None for another form."""
+    """Return the position for a text in the broker's own form, or None for other texts."""
     if target == broker.capabilities.end_position_text:
         if broker.catalog.is_reopened(queue):
             raise UsageError(
@@ -230,7 +231,7 @@ def _own_place(target: str, broker: Broker, queue: str) -> QueuePosition | None:
 
 
 def _following(broker: Broker, queue: str, position: int) -> int | None:
-    """Return the position of the next message; None if it does not exist or cannot be read."""
+    """Return the position of the next message; None if there is none, or if the read fails."""
     try:
         rows = list(broker.reader(queue, position).fetch(1))
     except UnreachableError:
@@ -242,7 +243,7 @@ def _following(broker: Broker, queue: str, position: int) -> int | None:
 
 
 def _head(broker: Broker, queue: str) -> int:
-    """Return the `last` that a queue has after all its messages."""
+    """Return the value of `last` after all messages of a queue."""
     return broker.positions.to_time(broker.catalog.head(queue))
 
 
@@ -252,7 +253,7 @@ class PurgePlan:
 
     # The seek that drops the waiting messages.
     seek: SeekPlan
-    # Numbers of the delayed messages to delete; None: keep them.
+    # Numbers of the delayed messages to delete; None to keep all delayed messages.
     delayed: tuple[int, ...] | None
 
     @property
@@ -281,7 +282,7 @@ def queues_to_purge(fleet: Fleet, glob: str) -> list[str]:
 
 
 def plan_purge(fleet: Fleet, queue: str, *, delayed: bool = False) -> PurgePlan:
-    """Plan the purge of a queue without changing anything; it does not drop later messages.
+    """Plan the purge of a queue, without changing anything. The purge will not drop later messages.
 
     :param delayed: also drop the delayed messages.
     """
@@ -319,12 +320,12 @@ def plan_purges(fleet: Fleet, queues: Sequence[str], *, delayed: bool = False) -
 def purge_all(
     fleet: Fleet, plans: Sequence[PurgePlan], glob: str, reason: str = ""
 ) -> Iterator[int]:
-    """Drop messages of queues as planned; yield the number of delayed messages for each queue."""
+    """Drop messages as planned. Yield the number of dropped delayed messages for each queue."""
     if len(plans) == 1:
         yield purge(fleet, plans[0], reason)
         return
     # Write one entry before dropping the first message. In a large app, an entry for each queue
-    # would displace all other entries. Without the right to write the entry, change nothing.
+    # would displace all other entries. If this account may not write the entry, change nothing.
     client = fleet.connected(glob)
     waiting = sum(plan.waiting or 0 for plan in plans)
     delayed = sum(len(plan.delayed or ()) for plan in plans)
@@ -341,16 +342,17 @@ def purge_all(
 
 
 def discard_delayed(broker: Broker, queue: str, numbers: Sequence[int]) -> int:
-    """Delete delayed messages; return the number that still existed."""
+    """Delete delayed messages; return the number of messages that still existed."""
     chunks = (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
     return sum(len(broker.delayed.discard(queue, chunk)) for chunk in chunks)
 
 
 def purge(fleet: Fleet, plan: PurgePlan, reason: str = "") -> int:
-    """Drop messages as planned; return the number of delayed messages.
+    """Drop messages as planned; return the number of dropped delayed messages.
 
-    A message in flight ends, and is not retried if it fails. A delayed message that has become due
-    since the plan is not dropped. A repetition completes an interrupted purge.
+    A message in flight ends; the worker does not retry it after a failure. The purge keeps a
+    delayed message that has become due since the plan. A second call completes an interrupted
+    purge.
     """
     client = fleet.connected(plan.queue)
     onward = fleet.broker.positions is TIME_POSITIONS

@@ -1,4 +1,4 @@
-"""Reads the input for the status of queues: nodes, backlogs, room for queues, long runs."""
+"""Reads the input for the status of queues, such as nodes, backlogs and long runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from qdo.positions import TIME_POSITIONS
 from qdo.system.native import run_parallel
 from qdo.text import fine_duration, short_duration
 
-# Maximum lag. Only another program writes a longer lag.
+# Maximum lag in seconds. qdo never writes a longer lag.
 MOST_SECONDS = 1e12
-# Key of `Snapshot.unread` if the pools could not be counted.
+# Key of `Snapshot.unread` if the broker could not count the requests.
 REQUESTS = "the number of requests"
 # Key of `Snapshot.unread` if the broker is missing.
 MESSAGES = "the messages"
@@ -43,10 +43,10 @@ def ask(
 ) -> dict[str, Backlog | QdoError | None]:
     """Return the backlogs of queues; None for a queue that no longer exists.
 
-    If each backlog needs a request and one fails, its error takes the place of the backlog. One
-    unreadable queue must not hide the others.
+    If the request for one backlog fails, the result has the error in its place. One unreadable
+    queue must not hide the other queues.
 
-    :param budget: maximum number of backlogs to request; None: the broker's own limit.
+    :param budget: maximum number of backlogs to request; None for the broker's own limit.
     """
     most = broker.capabilities.backlog_budget if budget is None else budget
     chosen = list(names)
@@ -91,7 +91,7 @@ def _reached(broker: Broker, queue: str, done: int, backlog: Backlog) -> Backlog
 
 
 def backlog_of(broker: Broker, queue: str, node: QueueNode, after: int) -> Backlog:
-    """Return the backlog of a queue without its cancelled messages, which never run."""
+    """Return the backlog of a queue, excluding cancelled messages, because they never run."""
     return _without_cancelled(broker, queue, node, after, broker.catalog.backlog(queue, after))
 
 
@@ -99,7 +99,8 @@ def _without_cancelled(
     broker: Broker, queue: str, node: QueueNode, after: int, found: Backlog
 ) -> Backlog:
     progress = node.out_of_order
-    # Kinesis cannot count messages, so its backlog includes them until the queue has passed them.
+    # Kinesis cannot count messages. Its backlog includes cancelled messages until the queue has
+    # passed them.
     if progress is None or not progress.cancelled or not broker.capabilities.countable:
         return found
     cancelled = {each for each in progress.cancelled if each > after}
@@ -129,10 +130,9 @@ class LongRun:
     # `message.id`.
     id: str
     attempt: int
-    # Its running time when its worker reported it.
+    # Running time in seconds at the time of the worker's report.
     seconds: float
-    # The usual maximum for messages of its queue, if this one runs for much longer; otherwise
-    # None.
+    # The usual maximum for messages of the queue; None unless this message has run much longer.
     usual_seconds: float | None = None
 
     def text(self) -> str:
@@ -144,7 +144,7 @@ class LongRun:
 
 
 def long_runs(reports: Iterable[WorkerReport]) -> dict[str, LongRun]:
-    """Return the longest run of each queue. Negative durations are left out."""
+    """Return the longest run of each queue. Ignore negative durations."""
     longest: dict[str, LongRun] = {}
     runs = (run for report in reports for run in report.long_runs)
     for queue, id, attempt, seconds, usual in runs:
@@ -175,7 +175,7 @@ class Snapshot:
         self._read_fleet()
         self.listed = frozenset(broker.catalog.names_to_show()) if broker else frozenset[str]()
         stored = frozenset(_matching(self.listed, glob))
-        # Numbers by queue; None if the broker did not return them.
+        # Number of dead letters by queue; None if the broker did not return the numbers.
         self.dead_letters = self._dead_letters(fault)
         dead = self.dead_letters or {}
         # Text of the position of a finished queue; None if queues never finish.
@@ -188,7 +188,7 @@ class Snapshot:
         ]
         backlogs = ask(broker, whole, nodes, self.workers or (), budget) if broker else {}
         self.unasked = len(whole) - len(backlogs)
-        # The requested backlogs, or the errors of the requests.
+        # The backlog of each queue, or the error of its request.
         self.backlogs = backlogs if fault is None else dict.fromkeys(self.names, fault)
         nodeless = [name for name in self.names if name not in nodes]
         self.parents = self._parents(nodeless) | hidden_parents(broker, nodeless)
@@ -221,7 +221,7 @@ class Snapshot:
         self.workers = None if workers is None else self._read_by_name(workers)
         self._components = None if components is None else self._read(components)
         parsed = [WorkerNode.parse(node.data) for node in (self.workers or {}).values()]
-        # Only the workers that stay.
+        # Ignore workers that are draining.
         self.filters = {node.filter for node in parsed if not node.draining}
 
     def _take_reports(self, nodes: Sequence[NodeValue]) -> None:
@@ -256,7 +256,7 @@ class Snapshot:
         return self._read_by_name([self._layout.queue(name) for name in names])
 
     def _named(self, dead: Collection[str]) -> Collection[str]:
-        """Return the queues that may have a node, even if the folder of nodes cannot be listed."""
+        """Return the queues that may have a node, even without a list of the nodes."""
         return {*self.listed, *dead} if self._queues is None else self._queues
 
     def _to_report(
@@ -276,7 +276,7 @@ class Snapshot:
         return node is not None and self.end is not None and node.position == self.end
 
     def _with_fault(self, name: str, node: QueueNode) -> QueueNode:
-        """Return a node with a fault: the reason why the queue is not processed."""
+        """Return a node whose fault is the reason why no worker processes the queue."""
         broker = self._broker
         if broker is None:
             return node
@@ -291,7 +291,7 @@ class Snapshot:
         return node
 
     def _unclaimed(self) -> dict[str, str]:
-        """Return the reasons why assigned queues without an owner are not processed."""
+        """Return the reasons why no worker processes assigned queues without an owner."""
         workers = self.workers or {}
         found = ((name, self.nodes.get(name, NEW)) for name in self.names)
         free = {name for name, node in found if not node.fault and node.owner not in workers}
@@ -317,7 +317,7 @@ class Snapshot:
         return {name: broker.catalog.parents(name) for name in names if name in self.listed}
 
     def _crowded_out(self, names: Collection[str]) -> dict[str, str]:
-        """Return why queues without a node are not processed if the app has too many queues."""
+        """Return the reason for each queue that has no node because the app has too many queues."""
         limit = None if self._broker is None else self._broker.max_queues
         count = len(self._queues or ())
         if limit is None or count < limit:

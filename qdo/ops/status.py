@@ -24,7 +24,7 @@ from qdo.positions import format_last, time_of_position
 from qdo.queues import MAX_GLOBS_CHARACTERS, QueueFilter, why_untaken
 from qdo.text import pluralize
 
-# Maximum number in a node. Only another program writes a larger number.
+# Maximum rate in a node. qdo never writes a higher rate.
 MOST_PACE = 1e12
 NO_REPORT = WorkerReport()
 
@@ -33,54 +33,54 @@ NO_REPORT = WorkerReport()
 class QueueStatus:
     """The owner and progress of a queue.
 
-    The fields before `marks` are published under their names, see `dump`.
+    `dump` publishes the fields before `marks` under their names.
     """
 
     queue: str
     # The worker in the queue's node; None if the queue is free.
     owner: str | None
-    # True if that worker is not registered anymore, so the queue is free. None if the workers
-    # cannot be listed.
+    # True if `owner` is no longer registered, so the queue is free. None if this account cannot
+    # list the workers.
     owner_gone: bool | None
-    # Why no registered worker takes this queue; None if a worker takes it.
+    # The reason why no registered worker takes this queue; None if a worker takes the queue.
     untaken: str | None = None
     # The worker that has not claimed its assigned queue; None if the queue has an owner or is
     # unassigned.
     unclaimed: str | None = None
     # Queues that must finish before this queue may begin.
     waits_for: tuple[str, ...] = ()
-    # The limits for whose permits the queue waits.
+    # The limits whose permits the queue waits for.
     limits: tuple[str, ...] = ()
     # Position up to which all messages are done; 0 before the first message.
     last: int
     # The broker's own form of this position; None if positions are times.
     position: str | None = None
     # Number of messages after `last`. None if `last` cannot be read, or if the broker lacks the
-    # queue, cannot count or was not asked.
+    # queue, cannot count messages or was not asked.
     backlog: int | None
     approximate: bool = False
-    # Age of the next message; 0 without a next message, None if unknown.
+    # Age of the next message in seconds; 0 without a next message, None if unknown.
     behind_seconds: float | None = None
-    # Age at which the broker deletes messages, even unread ones; None if it keeps them, or if that
-    # is unknown.
+    # Age in seconds at which the broker deletes even unread messages; None if it keeps messages or
+    # the age is unknown.
     retention_seconds: float | None = None
     # Position of the first message of the backlog.
     oldest: int | None
     # Number of messages that are not due yet. The backlog does not include them.
     delayed: int = 0
-    # Number of dead letters; None if the broker did not return it.
+    # Number of dead letters; None if the broker did not return the number.
     dead_letters: int | None
-    # Why the queue is not processed, for instance because its node cannot be read.
+    # The reason why no worker processes the queue, such as an unreadable node, or None.
     fault: str | None
-    # Why the broker did not return the backlog.
+    # The reason why the broker did not return the backlog, or None.
     error: str | None = None
-    # Why the queue is paused in the whole fleet; None if it is not paused.
+    # The reason why the queue is paused in the whole fleet; None if the queue is not paused.
     held: str | None = None
-    # Ended messages per second, as measured by the owner; None if the owner did not report it.
+    # Number of ended messages per second, as measured by the owner; None if not reported.
     per_second: float | None = None
     # Mean number of messages sent per second since the oldest waiting one; None if unknown.
     sent_per_second: float | None = None
-    # Duration of a message, as measured by the owner.
+    # Mean duration of a message in seconds, as measured by the owner; None if not reported.
     message_seconds: float | None = None
     # The message that has run for longest; None if no message runs for long.
     running: LongRun | None = None
@@ -90,27 +90,28 @@ class QueueStatus:
     also_blocking: tuple[FailureRecord, ...] = ()
     # Failure records of further messages that do not wait for an operator.
     also_failing: tuple[FailureRecord, ...] = ()
-    # Messages of the backlog that a consumer has received, if the broker hides received messages.
+    # Number of messages in the backlog that a consumer has received, if the broker hides them.
     in_flight: int = 0
-    # The broker lacks the queue, so no message waits.
+    # Whether the broker lacks the queue, so that no message waits.
     missing: bool = False
-    # The queue is marked as deleted, by `qdo delete` or because the broker lost it.
+    # Whether the queue is marked as deleted, because of `qdo delete` or because the broker lost the
+    # queue.
     deleted: bool = False
-    # Messages were deleted before they were read; `fault` says which.
+    # Whether the broker deleted messages before a worker read them. `fault` has the details.
     lost: bool = False
     # Number of times that operators moved `last`.
     seek: int = 0
-    # Time of the last write of its node, Unix time by the coordinator's clock; 0 without a node.
+    # Unix time of the last write of the queue's node, by the coordinator's clock; 0 without a node.
     written: float = 0.0
-    # Number of the transaction that created its node; 0 without a node. A queue that was deleted
-    # and created again has another number.
+    # Number of the transaction that created the queue's node; 0 without a node. The number changes
+    # if the queue is deleted and created again.
     created: int = 0
-    # Time of its owner's last report, by the coordinator's clock; None if unknown.
+    # Unix time of the owner's last report, by the coordinator's clock; None if unknown.
     reported: float | None = None
-    # Why its owner runs none of its messages now, although it is healthy; None if the owner does
-    # not say.
+    # The reason why the healthy owner runs no message of the queue now; None if the owner reports
+    # no reason.
     in_line: str | None = None
-    # Maximum time between two messages of its job.
+    # Maximum time in seconds between two messages of the queue's job.
     rest_seconds: float = 0.0
     # The error for which the owner has paused the job of the queue, or None.
     paused_job: str | None = None
@@ -138,11 +139,11 @@ class Statuses:
     """The status of queues, by name."""
 
     queues: list[QueueStatus]
-    # Number of backlogs that were not requested from the broker, to save requests.
+    # Number of backlogs that the reader did not request, to save requests.
     unasked: int = 0
-    # The unreadable facts about the queues, with the reasons.
+    # The facts that could not be read, with the reasons.
     unread: Mapping[str, str] = field(default_factory=dict)
-    # Time of the reading, Unix time by the reader's clock.
+    # Unix time of the reading, by the reader's clock.
     at: float = 0.0
     # Number of registered workers, or None if unknown.
     workers: int | None = None
@@ -160,14 +161,14 @@ def queue_statuses(
 ) -> Statuses:
     """Return the status of every matching queue.
 
-    Includes every queue that has a node or a message. A queue that is finished, or that the broker
-    has lost, is included only while it has dead letters. Without `client`, owners and positions are
-    unknown; without `broker`, messages are unknown. `Statuses.unread` names what the account may
-    not read.
+    Include every queue that has a node or a message. Include a finished queue, or a queue that the
+    broker has lost, only while it has dead letters. Without `client`, owners and positions are
+    unknown; without `broker`, messages are unknown. `Statuses.unread` names the facts that the
+    account may not read.
 
-    :param budget: maximum number of backlogs to request from the broker, beginning with the queues
-        that probably need attention; None: the broker's own limit.
-    :param fault: the reason why the broker is missing although messages were sent.
+    :param budget: maximum number of backlogs to request, beginning with the queues that probably
+        need attention; None for the broker's own limit.
+    :param fault: the reason why `broker` is None although messages were sent.
     :raises UnreachableError: the broker cannot be read.
     """
     snapshot = Snapshot(client, layout, broker, glob, budget, fault)
@@ -233,7 +234,7 @@ def _queue_status(queue: str, snapshot: Snapshot) -> QueueStatus:
 
 
 def _sent_per_second(backlog: Backlog, age: float | None) -> float | None:
-    """Return the mean rate since the oldest waiting message, or in the last second if lower."""
+    """Return the mean number of sent messages per second since the oldest waiting message."""
     if not backlog.count or age is None:
         return None
     return float(f"{backlog.count / max(1.0, age):.3g}")
@@ -273,9 +274,9 @@ def _is_pending(parent: str, snapshot: Snapshot) -> bool:
 
 
 def wait_of(queue: str, report: WorkerReport) -> dict[str, Any]:
-    """Return facts of `QueueStatus`: why a healthy owner runs no message of a queue."""
-    # Thousands of queues may wait, so workers report jobs and counts instead of queue names.
-    # Therefore each queue of a waiting job gets the reason.
+    """Return fields of `QueueStatus` that tell why a healthy owner runs no message of a queue."""
+    # Thousands of queues may wait, so workers report jobs instead of queues. Therefore each queue
+    # of a waiting job gets the reason.
     by_glob = report.waits or report.rests or report.paused_jobs
     filters = _most_specific_first(report.jobs) if by_glob else ()
     glob = next((each.jobs[0] for each in filters if each.takes(queue)), "")

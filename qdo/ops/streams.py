@@ -1,4 +1,4 @@
-"""The shards of streams for commands and the dashboard, and their splits and merges."""
+"""Reads, splits and merges the shards of streams for commands and the dashboard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def shard_items(fleet: Fleet, shards: Iterable[StreamShard]) -> list[dict[str, A
 
 
 def reshard(broker: Broker, children: Sequence[StreamShard]) -> None:
-    """Store children with `StreamStore.add`; if the answer is lost, read whether they exist."""
+    """Store child shards with `StreamStore.add`.
+
+    If the answer is lost, read whether the children exist.
+    """
     try:
         broker.streams.add(children)
     except UnreachableError:
@@ -52,7 +55,7 @@ def reshard(broker: Broker, children: Sequence[StreamShard]) -> None:
 
 
 def hidden_parents(broker: Broker | None, names: Iterable[str]) -> dict[str, Sequence[str]]:
-    """Return the parents of the hidden shards among these queues."""
+    """Return the parents of each hidden shard among these queues."""
     if broker is None or not broker.capabilities.streams:
         return {}
     queues = set(names)

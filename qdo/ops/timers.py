@@ -15,9 +15,10 @@ from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.text import iso_time, join_some, pluralize, short_duration
 
-# If the last time is further ahead, a clock was wrong. A leader repairs the time.
+# If the time of a timer's last message is further in the future, a clock was wrong. The leader
+# repairs the time.
 AHEAD_SECONDS = 3600.0
-# Even after the loss of a host, a new leader needs less time.
+# A new leader takes less time than this to send the message, even after the loss of a host.
 OVERDUE_SECONDS = 30.0
 OVERDUE_PERIODS = 5
 # A timer with a short period is overdue after this many periods.
@@ -66,7 +67,7 @@ def _patience(node: TimerNode) -> float:
 
 
 def failed_elsewhere(client: Client, layout: Layout, now: float) -> list[ErrorGroup]:
-    """Return failures that are not dead letters: of timers, and of messages in outboxes."""
+    """Return the failures of timers and of messages in outboxes, which are not dead letters."""
     timers = timer_items(read_timers(client, layout), now)
     bad = [each["state"] for each in timers if not each["is_well"]]
     groups = [ErrorGroup("timer", error, bad.count(error), bad.count(error)) for error in {*bad}]

@@ -1,8 +1,8 @@
-"""Judges the progress of a queue: a state, a reason and a remedy. Pure functions.
+"""Pure functions that judge the progress of a queue. A verdict has a state, a reason and a remedy.
 
 The rules are those of Burrow's evaluator (core/internal/evaluator/caching.go), plus facts that only
-qdo knows: failing messages, owners, pauses and messages in flight. The reader computes the verdict,
-so it needs no running worker.
+qdo knows: failing messages, owners, pauses and messages in flight. The reader of the status
+computes the verdict, so no worker needs to run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qdo.ops.status import QueueStatus, Statuses
 
 _DECIDED = {"skip": "skip message {}", "dead-letter": "make message {} a dead letter"}
-# A backlog of this many messages is reported even if the pace is unknown.
+# A backlog of this many messages is "catching up" even if the owner's pace is unknown.
 MANY = 1000
 
 
@@ -30,15 +30,15 @@ MANY = 1000
 class VerdictRules:
     """The durations after which a queue needs attention."""
 
-    # Age of its next message.
+    # Maximum age of the next message.
     late_seconds: float = 60.0
-    # How long one message may run.
+    # Maximum time for which a message may run.
     stuck_seconds: float = 300.0
-    # How long one message may run if it takes much longer than usual.
+    # Maximum time for a message that runs much longer than usual.
     unusual_seconds: float = 60.0
-    # How long a queue may be without an owner, without recorded progress or without a report.
+    # Maximum time for a queue without an owner, without recorded progress or without a report.
     still_seconds: float = 30.0
-    # Maximum age of its next message, as a share of the broker's retention.
+    # Maximum age of the next message, as a share of the broker's retention.
     expiring_share: float = 0.5
 
 
@@ -92,12 +92,12 @@ class QueueCase:
 
     @property
     def has_work(self) -> bool:
-        """Whether a worker owns the queue, and messages wait."""
+        """Whether a worker owns the queue and messages wait."""
         return self.owned and bool(self.waiting)
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the owner's last report, which may be outdated."""
+        """Seconds since the owner's last report."""
         reported = self.status.reported
         return 0.0 if reported is None else self.now - reported
 
@@ -112,7 +112,7 @@ class QueueCase:
         return max(0.0, self.now - written) if written else None
 
     def waits(self, reason: str, remedy: str = "") -> Verdict:
-        """Return the verdict on a queue that waits for a good reason."""
+        """Return the verdict on a queue that has a good reason to wait."""
         return Verdict(QueueHealth.LAGGING if self.is_late else QueueHealth.OK, reason, remedy)
 
 
@@ -142,12 +142,12 @@ class QueueHealth(enum.Enum):
 
     @property
     def is_critical(self) -> bool:
-        """Whether messages will wait until an operator acts."""
+        """Whether messages wait until an operator acts."""
         return self.rank <= QueueHealth.UNOWNED.rank
 
     @property
     def is_warning(self) -> bool:
-        """Whether the queue is late, or may soon need an operator."""
+        """Whether the queue is late or may soon need an operator."""
         return QueueHealth.UNOWNED.rank < self.rank <= QueueHealth.UNKNOWN.rank
 
     @property
@@ -202,7 +202,7 @@ def judge_all(
     return [(each, judge(samples[each.queue], rules)) for each in readings[-1].queues]
 
 
-# --- rules, in the order in which they are asked ---------------------------------------------
+# --- rules, in the order in which `judge` tries them ---------------------------------------------
 
 
 def _sentence(text: str) -> str:
@@ -220,7 +220,7 @@ def _lost(case: QueueCase) -> Verdict | None:
 
 
 def _with_expiry(case: QueueCase, verdict: Verdict) -> Verdict:
-    """Return a verdict that warns about the broker's retention, which deletes unread messages."""
+    """Add a warning to a verdict if the broker may delete unread messages because of their age."""
     kept = case.status.retention_seconds
     age = case.age
     if not kept or not age or age < kept * case.rules.expiring_share or case.status.lost:
@@ -277,7 +277,7 @@ def _ps(case: QueueCase) -> str:
 
 
 def _with_long_run(case: QueueCase, verdict: Verdict) -> Verdict:
-    """Return a verdict whose reason names a message that runs for much longer than usual."""
+    """Add the name of a message that runs much longer than usual to the reason of a verdict."""
     run = case.status.running
     if run is None or run.usual_seconds is None or verdict.state is QueueHealth.STUCK:
         return verdict
@@ -348,7 +348,7 @@ def _rewound(case: QueueCase) -> Verdict | None:
 
 
 def _of_a_paused_job(case: QueueCase) -> Verdict | None:
-    """Judge a queue whose job is paused. Neither its message nor its owner is the cause."""
+    """Judge a queue whose owner has paused the job. The message is not the cause."""
     error = case.status.paused_job
     if error is None or not case.has_work or case.is_silent:
         return None
@@ -372,7 +372,10 @@ def _failing(case: QueueCase) -> Verdict | None:
 
 
 def _decided(case: QueueCase, marks: FailureRecord) -> Verdict:
-    """Judge a failing message with a decision, which a running owner executes soon."""
+    """Judge a failing message about which an operator has decided.
+
+    A running owner executes the decision soon.
+    """
     owner = case.status.owner if case.owned else None
     what = _DECIDED[marks.decision].format(marks.position)
     reason = f"An operator decided to {what}; "
@@ -398,7 +401,7 @@ def _limited(case: QueueCase) -> Verdict | None:
 
 
 def _stopped(case: QueueCase) -> Verdict | None:
-    """Judge an idle owner: its process hangs or waits."""
+    """Judge an idle owner, whose process hangs or waits."""
     status = case.status
     if not case.has_work or status.running is not None:
         return None
@@ -417,7 +420,10 @@ def _stopped(case: QueueCase) -> Verdict | None:
 
 
 def _starved(reason: str, in_flight: int) -> Verdict:
-    """Judge an owner that polls without receiving messages. Its stacks do not help."""
+    """Judge an owner that polls the broker but receives no messages.
+
+    Its stacks would not show the cause.
+    """
     count = pluralize(in_flight, "message")
     return Verdict(
         QueueHealth.STOPPED,
@@ -456,7 +462,7 @@ def _late(case: QueueCase) -> Verdict | None:
 
 
 def _burst(case: QueueCase, needed: float | None) -> Verdict | None:
-    """Judge a young backlog whose last message will be late."""
+    """Judge a backlog that is not late yet, but whose last message will be late."""
     count = case.status.backlog or 0
     if needed is None and count >= MANY:
         return Verdict(QueueHealth.CATCHING_UP, f"{pluralize(count, 'message')} wait.")
@@ -475,7 +481,7 @@ def _needed_seconds(case: QueueCase) -> float | None:
 
 
 def _numbers(case: QueueCase) -> str:
-    """Return the end of a sentence: output rate, duration of a message, input rate."""
+    """Return the end of a sentence: output rate, duration of a message, and input rate."""
     status = case.status
     said = []
     if case.owned and status.per_second and status.message_seconds:
@@ -494,7 +500,7 @@ def _rate(per_second: float) -> str:
 
 
 def _eta(case: QueueCase) -> float | None:
-    """Return the time until a queue has caught up; None if it does not catch up, or if unknown."""
+    """Return the seconds until a queue has caught up; None if the queue will not, or if unknown."""
     seconds = case.now - case.first.at
     for before, after in (
         (case.first.status.backlog, case.status.backlog),

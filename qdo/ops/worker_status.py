@@ -22,15 +22,15 @@ class WorkerStatus:
     queues: int
     # Number of queues that the rebalancer assigns to the worker.
     assigned: int
-    # Time of the last write of its nodes, Unix time by the coordinator's clock. A dead worker stays
-    # registered until its session ends.
+    # Unix time of the last write of the worker's nodes, by the coordinator's clock. A dead worker
+    # stays registered until its session ends.
     reported: float
     report: WorkerReport
     # Filter of the queues that the worker may get.
     takes: QueueFilter = EVERYTHING
-    # Why the worker gets no queues: its node cannot be read, or does not belong to a session.
+    # The reason why the worker gets no queues, or None. Its node is damaged, or has no session.
     fault: str | None = None
-    # Host, process and parent process, for people; "" if unknown.
+    # Host, process and parent process, as text for people; "" if unknown.
     process: str = ""
 
 
@@ -67,8 +67,8 @@ def worker_statuses(client: Client | None, layout: Layout) -> list[WorkerStatus]
 
 
 def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWorker]:
-    """Return the workers that left queues unreleased `since` a Unix time, as the leader reports."""
-    # Omit workers whose process has started another worker.
+    """Return the workers that have ended without releasing their queues `since` a Unix time."""
+    # Omit a worker whose process has registered again as another worker.
     present = {each.process for each in workers}
     return [
         lost
@@ -95,8 +95,8 @@ def deaths(
     workers: Sequence[WorkerStatus], since: float
 ) -> list[tuple[WorkerStatus, ProcessDeath]]:
     """Return the deaths `since` a Unix time, oldest first, with the reporting workers."""
-    # Only the parent process knows of these deaths: the nodes of the dead processes are gone, and
-    # their queues are free immediately.
+    # Only the parent process knows about these deaths. The nodes of the dead processes are gone,
+    # and their queues are free immediately.
     pairs = [(each, ProcessDeath(*death)) for each in workers for death in each.report.deaths]
     return sorted((pair for pair in pairs if pair[1].at >= since), key=lambda pair: pair[1].at)
 

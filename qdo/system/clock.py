@@ -1,4 +1,4 @@
-"""The clock of leases and deadlines; polling, pauses in long loops, and histograms of durations."""
+"""The clock of leases and deadlines. Also polls, paces long loops, and counts durations."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from qdo.errors import UsageError
 
 _T = TypeVar("_T")
 
-# About 30 years. Timers of Python and of libev cannot hold much longer times, or infinity.
+# About 30 years. Timers of Python and of libev cannot hold much longer times or infinity.
 _MOST_SECONDS = 1e9
-# Items between two pauses. Items of 5 us each take a few milliseconds.
+# Number of items between two pauses. At 5 us each, these items take a few milliseconds.
 STRIDE = 500
-# Pauses of `polls`. Their growth delays the discovery of a change by at most a fifth.
+# First pause of `polls`. The growing pauses delay the discovery of a change by at most a fifth.
 _FIRST_SECONDS = 0.004
 _LAST_SECONDS = 0.1
 _GROWTH = 1.2
 
-# Use partial, not def: every message needs this check, and a C call takes only 65 ns.
+# Use partial, not def. Every message needs this check, and a call of a C function takes only 65 ns.
 # Return the seconds since boot, including suspends. All processes of a machine share this clock.
 clock: Callable[[], float] = partial(
     time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -29,21 +29,22 @@ clock: Callable[[], float] = partial(
 
 
 def checked_timeout(seconds: Any, name: str = "timeout_seconds") -> float:
-    """Return a timeout in seconds, 0 if it is negative; raise UsageError if it is not a number."""
+    """Return a timeout in seconds (0 for a negative number); raise UsageError for other values."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (number and -_MOST_SECONDS <= seconds <= _MOST_SECONDS):
         raise UsageError(
             reason=f"{name} must be a number of seconds up to {_MOST_SECONDS:g}, got {seconds!r}"
         )
-    return max(0.0, float(seconds))  # the rest of a deadline may be negative
+    return max(0.0, float(seconds))  # the remaining time of a deadline may be negative
 
 
 def polls(timeout_seconds: float, pause: Callable[[float], object] = time.sleep) -> Iterator[float]:
-    """Yield the seconds waited so far, at least once, until the time is over.
+    """Yield the seconds waited so far, at least once, until the timeout.
 
-    The caller leaves the loop on success. If the loop ends, the time is over.
+    The caller leaves the loop on success. If the loop ends, the timeout has passed.
 
-    :param pause: sleeps between two steps, as the client's handler requires.
+    :param pause: the function that sleeps between two steps. A client's handler may require its own
+        function.
     """
     began = clock()
     seconds = _FIRST_SECONDS
@@ -56,19 +57,19 @@ def polls(timeout_seconds: float, pause: Callable[[float], object] = time.sleep)
 
 
 def paced(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield the items, and let other greenlets run after every `STRIDE` items."""
-    # Use it for loops of unknown length, in a process whose event loop must not block.
+    """Yield the items. Let other greenlets run after every `STRIDE` items."""
+    # Use this function for loops of unknown length in a process whose event loop must not block.
     for number, item in enumerate(items, 1):
         yield item
         if number % STRIDE == 0:
-            time.sleep(0)  # gevent's in a worker process
+            time.sleep(0)  # in a worker process, this is gevent's function
 
 
 class Histogram:
-    """Counts durations by size class, and adds them up in `seconds`.
+    """Counts durations by class, and adds up the durations in `seconds`.
 
-    :ivar bounds: upper bounds of all classes except the last, in seconds. A class includes its
-        bound.
+    :ivar bounds: upper bounds, in seconds, of all classes except the last class. A class includes
+        its bound.
     """
 
     __slots__ = ("bounds", "counts", "seconds")
@@ -83,5 +84,5 @@ class Histogram:
         self.seconds += seconds * times
 
     def dump(self) -> list[float]:
-        """Return the counts of all classes, followed by the sum."""
+        """Return the counts of all classes, followed by the sum of the durations."""
         return [*self.counts, self.seconds]

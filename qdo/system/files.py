@@ -1,12 +1,12 @@
 """Folders and files that the processes of a machine share, with exact permissions.
 
 A new folder has mode 0700 and a new file 0600, whatever the umask, because messages and progress
-are private to one user. The files of a database (its log, heartbeats, wakeup pipes) get its owner,
-group and mode, as SQLite does for its log. If an operator changes the permissions of a database,
-files that are created later get the new ones.
+are private to one user. The other files of a database (log, heartbeats and wakeup pipes) get the
+owner, group and mode of the database, as SQLite does for its log. If an operator changes the
+permissions of a database, later files get the new permissions.
 
-A symbolic link in place of a file is an error. In a folder that other users can write to, they
-could use a link to misuse the permissions of this process.
+A symbolic link in place of a file is an error. Users who can write to the folder could use a link
+to misuse the permissions of this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from qdo.errors import SettingsError, UsageError
 from qdo.text import describe
 
-# Do not block: opening a FIFO in place of a file would wait for the other end of the FIFO.
+# Do not block. Otherwise opening a FIFO in place of a file would wait for the FIFO's other end.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Maximum size of a file that `private_text` reads.
 _MOST_PRIVATE_BYTES = 4096
@@ -34,14 +34,14 @@ def sqlite_path(url: str) -> str | None:
 
 
 def absolute(url: str) -> str:
-    """Return the address; make the path in a ``sqlite:PATH`` absolute."""
+    """Return the address. Make the path in a ``sqlite:PATH`` absolute."""
     path = sqlite_path(url)
     return url if path is None else f"sqlite:{os.path.abspath(path)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Mode, owner and group of a new file; -1 leaves owner or group as they are."""
+    """Mode, owner and group of a new file. -1 leaves the owner or the group unchanged."""
 
     mode: int = 0o600
     uid: int = -1
@@ -49,13 +49,16 @@ class Rights:
 
     @classmethod
     def of(cls, path: str) -> Rights:
-        """Return the rights of an existing file, for new files that belong to this file."""
+        """Return the rights of an existing file, for related new files."""
         found = os.stat(path)
         return cls(found.st_mode & 0o666 | 0o600, found.st_uid, found.st_gid)
 
     @property
     def folder_mode(self) -> int:
-        """Mode of a folder: readers of its files may enter, and new files inherit its group."""
+        """Mode of a folder.
+
+        Readers of its files may enter, and new files inherit the group of the folder.
+        """
         mode = self.mode | (self.mode & 0o444) >> 2
         return mode | stat.S_ISGID if mode & 0o060 else mode
 
@@ -64,7 +67,8 @@ class Rights:
         found = os.fstat(fd)
         uid = self.uid if os.geteuid() == 0 else -1
         if uid not in (-1, found.st_uid) or self.gid not in (-1, found.st_gid):
-            # Only root and members of the group may set it. The files of other users stay private.
+            # Only root and members of the group may set the group. The files of other users stay
+            # private.
             with contextlib.suppress(PermissionError):
                 os.fchown(fd, uid, self.gid)
         mode = self.folder_mode if stat.S_ISDIR(found.st_mode) else self.mode
@@ -108,7 +112,7 @@ def opened_folder(path: str) -> Iterator[int]:
 
 
 def open_file(path: str, flags: int, rights: Rights, folder: int | None = None) -> int:
-    """Open a regular file and return its descriptor; create a missing file with `rights`.
+    """Open a regular file and return its descriptor. Create a missing file with `rights`.
 
     :param folder: descriptor of the folder that `path` is relative to.
     """
@@ -140,7 +144,7 @@ def _irregular(path: str) -> OSError:
 def create_database(path: str, rights: Rights = PRIVATE) -> None:
     """Create an empty file for a database; raise OSError if the path is not a regular file."""
     # Never open an existing database here. If a process closes any descriptor of a database, the
-    # system releases all locks that SQLite holds for the process.
+    # system releases all of SQLite's locks for the process.
     try:
         os.mknod(path, stat.S_IFREG | 0o600)
     except FileExistsError:
@@ -155,7 +159,7 @@ def create_database(path: str, rights: Rights = PRIVATE) -> None:
 
 
 def share_database(path: str, group: str) -> None:
-    """Create an empty database and its folder for the members of a group, unless it exists."""
+    """Create a missing database and its folder for the members of a group."""
     gid = _gid_of(group)
     if os.geteuid() != 0 and gid not in (os.getegid(), *os.getgroups()):
         raise SettingsError(

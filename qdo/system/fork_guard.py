@@ -1,10 +1,10 @@
 """Makes forks safe in a process that has SQLite files open.
 
 SQLite records, per process and file, which locks it holds. A forked child inherits these records
-but not the locks, and its own connections would rely on them. Then the last connection of the
-parent would delete the write-ahead log while the child uses it. A transaction that was open at the
-fork would block the child's writes forever. Therefore a fork waits until transactions end, and the
-child takes the locks that SQLite has recorded.
+but not the locks. The child's own connections would rely on the missing locks, and the last
+connection of the parent would delete the write-ahead log while the child uses the log. A
+transaction that was open at the fork would block the child's writes forever. Therefore a fork waits
+until transactions end, and the child takes the locks that SQLite has recorded.
 
 A fork also copies the state of SQLite's mutexes. If another thread held a mutex at the fork, even
 for reading, the child could never take the mutex. Therefore a fork also waits while a connection is
@@ -26,15 +26,16 @@ from qdo.system.native import native_lock, native_rlock
 _DATABASE_LOCK = (0x40000002, 510)
 _INDEX_LOCK = (128, 1)
 
-# Delays forks while a connection is opened, closed or used for reading. The writing connection has
-# a `ForkGuard` instead: readers need not wait for its commits.
+# A lock that delays forks while a thread opens, closes or reads a connection. The connection that
+# writes has a `ForkGuard` instead. Therefore readers need not wait for its commits.
 #
-# Hold it from the opening of a file until the file has a guard. Never hold it while waiting for
-# another thread. A fork takes it first and then the guards, so code that holds a guard must not
-# take it.
+# Hold this lock from the opening of a file until the file has a guard. Never hold it while waiting
+# for another thread. A fork takes this lock first and then the guards. Therefore code that holds a
+# guard must not take this lock.
 unforked = native_rlock()
 
-# Never closed: closing any descriptor of a file releases all locks of the process on the file.
+# Descriptors that must stay open. Closing any descriptor of a file releases all locks of the
+# process on the file.
 _kept: list[int] = []
 
 
@@ -43,7 +44,7 @@ class ForkGuard:
 
     Create the guard while holding `unforked`, which also serializes the forks of several threads.
 
-    :param forget: called in a forked child, and again in the child's own children.
+    :param forget: a function to call in a forked child, and again in the child's own children.
     """
 
     def __init__(self, path: str, forget: Callable[[], None]) -> None:
@@ -61,8 +62,8 @@ class ForkGuard:
 
     def close(self) -> None:
         """Stop locking the file in forked children, because the file is closed."""
-        # Call this while holding the guard. A fork that waits for the guard then sees that it is
-        # closed.
+        # Call this method while holding the guard. A fork that waits for the guard then sees that
+        # the guard is closed.
         self._closed = True
 
     def begin_in_child(self) -> None:
@@ -73,8 +74,8 @@ class ForkGuard:
         self._forget()
         locks = {self._path: _DATABASE_LOCK, f"{self._path}-shm": _INDEX_LOCK}
         for path, (start, length) in locks.items():
-            # If the file is gone, nothing is shared, and `ReplacedFileCheck` reports it. A user who
-            # can only read the file has no lock that matters.
+            # If the file is gone, parent and child share nothing, and `ReplacedFileCheck` reports
+            # the loss. A user who can only read the file holds no important lock.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 _kept.append(descriptor)
@@ -82,7 +83,7 @@ class ForkGuard:
 
 
 _guards: set[weakref.ref[ForkGuard]] = set()
-# The guards that are held for the current fork.
+# The guards that the current fork holds.
 _held: list[ForkGuard] = []
 
 

@@ -1,10 +1,11 @@
 """Lets native threads call functions on the thread of a worker's event loop.
 
-Objects of gevent, and clients that use them, belong to one event loop. A job in a thread, or on the
-asyncio loop, must not use them. Its thread has a separate event loop, which runs only while the
-thread waits and ends with the thread.
+Objects of gevent, and clients that use these objects, belong to one event loop. A job in a thread
+or on the asyncio loop must not use them. The job's thread has a separate event loop, which runs
+only while the thread waits and ends with the thread.
 
-Only a process with such a loop imports gevent, because commands start faster without it.
+Only a process with a worker's event loop imports gevent, because commands start faster without
+gevent.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from qdo.system.native import native_lock, sleep
 
 _log = logging.getLogger(__name__)
 
-# Maximum delay before a job that waits for a call can be interrupted.
+# Maximum time until the worker can interrupt a job that waits for a call.
 LOOK_SECONDS = 0.5
-# Pause of a thread whose event loop lacks a system resource.
+# Pause of a thread whose event loop lacks a system resource, such as a descriptor.
 PAUSE_SECONDS = 1.0
 
 _Result = TypeVar("_Result")
@@ -45,7 +46,7 @@ def home_loop() -> Iterator[None]:
     loop = hub.loop
     before = _home
     _home = (hub, get_ident(), get_ident)
-    on_error = getattr(core, "set_syserr_cb", lambda callback: None)  # libuv has none
+    on_error = getattr(core, "set_syserr_cb", lambda callback: None)  # libuv lacks this function
     on_error(partial(_await_descriptor, loop._handle_syserr))
     try:
         yield
@@ -61,8 +62,8 @@ def at_home(
 
     Without such a loop, or on the thread of the loop, call the function directly.
 
-    :param undo: called with the result if the waiting thread was interrupted and does not get the
-        result. It can release a lock or a permit that was just taken.
+    :param undo: a function to call with the result if the waiting thread is interrupted and does
+        not get the result. For example, it releases a lock that `function` has just acquired.
     """
     home = _home
     if home is None or home[1] == home[2]():
@@ -85,14 +86,14 @@ def at_home(
             done.release()
 
     def give_up() -> None:
-        gevent.killall(greenlets)  # waits for its end: it may have a result already
+        gevent.killall(greenlets)  # waits, because it may have a result
         if results and undo is not None:
             undo(results[0])
 
     hub.loop.run_callback_threadsafe(lambda: greenlets.append(gevent.spawn(run)))
     try:
         while not done.acquire(timeout=LOOK_SECONDS):
-            pass  # an interruption of the job is raised here
+            pass  # an interruption of the job raises its exception here
     except BaseException:
         hub.loop.run_callback_threadsafe(lambda: gevent.spawn(give_up))
         raise
@@ -102,7 +103,7 @@ def at_home(
 
 
 def check_descriptors(count: int = 4) -> None:
-    """Raise OSError unless this process can open this many more descriptors."""
+    """Raise OSError unless this process can open `count` more descriptors."""
     opened: list[int] = []
     try:
         while len(opened) < count:
@@ -113,7 +114,7 @@ def check_descriptors(count: int = 4) -> None:
 
 
 def own_hub() -> Any:
-    """Return the event loop of this native thread; raise OSError if no descriptor is left."""
+    """Return the event loop of this native thread; raise OSError without free descriptors."""
     import gevent
 
     check_descriptors()
@@ -123,14 +124,15 @@ def own_hub() -> Any:
 def _tolerant(hub: Any) -> Any:
     import gevent
 
-    # gevent raises SystemExit of a greenlet in the main greenlet. A job must not end the program.
+    # By default, gevent raises a greenlet's SystemExit in the main greenlet. A job must not end the
+    # program.
     hub.SYSTEM_ERROR = (SystemError,)
     hub.NOT_ERROR = (gevent.GreenletExit,)
     return hub
 
 
 def _await_descriptor(default: Callable[[str, int], None], message: str, number: int) -> None:
-    """Pause before libev retries a system call, such as one that opens a descriptor."""
+    """Pause before libev retries a system call, such as a call that opens a descriptor."""
     # libev retries immediately and forever. In ten seconds, the errors of threads filled 200 MB.
     global _logged_at
     if _home is None or _home[1] == _home[2]():
@@ -144,7 +146,7 @@ def _await_descriptor(default: Callable[[str, int], None], message: str, number:
 
 
 def leave_gevent() -> None:
-    """End the event loop that gevent made for this thread, if there is one."""
+    """End the event loop that gevent made for this thread, if any."""
     from gevent._hub_local import get_hub_if_exists
 
     hub = get_hub_if_exists()
@@ -153,8 +155,9 @@ def leave_gevent() -> None:
 
 
 def stay_in_gevent() -> None:
-    """Run the event loop of this thread, if it has one, until the process ends."""
-    # The loop runs the threads of pools that jobs used, and Python waits for them when it exits.
+    """Run the event loop of this thread, if any, until the process ends."""
+    # The loop runs the threads of pools that jobs used. Python waits for these threads when it
+    # exits.
     from gevent._hub_local import get_hub_if_exists
 
     hub = get_hub_if_exists()
@@ -163,7 +166,7 @@ def stay_in_gevent() -> None:
 
 
 class LoopMailbox:
-    """Runs small functions from any thread on the event loop of the thread that created it."""
+    """Runs small functions from any thread on the event loop of the mailbox's creator."""
 
     def __init__(self) -> None:
         import gevent
@@ -173,16 +176,17 @@ class LoopMailbox:
         self._async.start(self._deliver)
 
     def post(self, function: Callable[[], object]) -> None:
-        """Call `function` on the event loop soon; it must not block. Never blocks."""
+        """Call `function`, which must not block, on the event loop soon. Never blocks."""
         self._posted.append(function)
         self._async.send()
 
     def _deliver(self) -> None:
-        # Run one function per call. If another thread adds one, its send() calls this again.
+        # Deliver all posted functions. If another thread posts more, its send() calls this method
+        # again.
         while self._posted:
             self._posted.popleft()()
 
     def close(self) -> None:
-        """Stop deliveries; no thread may post afterwards."""
+        """Stop deliveries. No thread may post functions afterwards."""
         self._async.stop()
         self._async.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 from typing import Any
 
-# Maximum number of `100 Continue` responses before the response. A request causes at most one.
+# Maximum number of interim responses such as `100 Continue`. A request causes at most one.
 INTERIM_LIMIT = 10
 # Maximum number of lines after a chunked body. `http.client` has the same limit for headers.
 TRAILER_LIMIT = 100
@@ -14,8 +14,8 @@ TRAILER_LIMIT = 100
 class BoundedResponse(http.client.HTTPResponse):
     """A response that raises HTTPException if the server sends too many lines."""
 
-    # `http.client` skips any number of interim responses and trailers. If a server sends them
-    # faster than this process reads, no other greenlet runs, and no timeout applies.
+    # `http.client` skips any number of interim responses and trailers. If a server sends lines
+    # faster than this process reads them, no other greenlet runs, and no timeout applies.
 
     fp: Any
     _interim = -1

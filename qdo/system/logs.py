@@ -23,12 +23,12 @@ _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(mess
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
 # The handler of `configure`. A second call replaces it.
 _HANDLER_NAME = "qdo.system.logs"
-# Put before each further line of a record: only the first line begins at the left margin.
+# Indent of all lines of a record except the first line.
 _INDENT = "    "
-# Maximum number of lines that wait for a reader of the stream. Further lines are dropped.
+# Maximum number of lines that wait for a reader of the stream. The handler drops further lines.
 WAITING_LINES = 1000
-# How long a thread waits until its line is written. Then no thread waits until the reader of the
-# stream reads again.
+# Maximum time for which a thread waits until its line is written. After a timeout, no thread waits
+# before the stream's reader reads again.
 PATIENCE_SECONDS = 0.05
 FLUSH_SECONDS = 1.0
 _PLACEHOLDER = re.compile(r"%%|(?:\b(queue|message|fence) )?%[-+# 0]*[\d.]*[a-zA-Z]")
@@ -42,7 +42,7 @@ class _Process:
 
 
 def name_worker(name: str) -> None:
-    """Let each later line of qdo in this process name the worker; "" means no worker."""
+    """Name the worker in each later line of qdo in this process; "" means no worker."""
     _Process.worker = name
 
 
@@ -51,7 +51,7 @@ def _is_of_qdo(record: logging.LogRecord) -> bool:
 
 
 class LineFormatter(logging.Formatter):
-    """Limits the length of tracebacks and escapes the control characters of terminals.
+    """Limits the length of tracebacks, and escapes control characters of terminals.
 
     A line of qdo begins with the worker of this process, unless the line names a worker. Handlers
     that a `log_config` defines can use this formatter.
@@ -72,7 +72,7 @@ class LineFormatter(logging.Formatter):
 
 
 class RetryLog:
-    """Logs the beginning, each change and the end of a fault that is retried."""
+    """Logs the beginning, each change and the end of a fault that the caller retries."""
 
     def __init__(self, logger: logging.Logger, place: str) -> None:
         self._logger = logger
@@ -80,7 +80,7 @@ class RetryLog:
         self._fault = ""
 
     def failed(self, fault: object, seconds: float) -> None:
-        """Log a new fault; the next attempt is in `seconds`."""
+        """Log a new or changed fault. The caller tries again in `seconds`."""
         text = str(fault)
         if text != self._fault:
             self._fault = text
@@ -94,9 +94,9 @@ class RetryLog:
 
 
 class LogSubject(str):
-    """The subject of a line, as text and as fields for JSON.
+    """The subject of a log line, as text and as fields for JSON.
 
-    :ivar fields: such as ``{"worker": "worker-0000000001", "queue": "a"}``.
+    :ivar fields: fields such as ``{"worker": "worker-0000000001", "queue": "a"}``.
     """
 
     fields: Mapping[str, object]
@@ -151,9 +151,10 @@ class JsonFormatter(logging.Formatter):
 class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic from 3.11 on
     """Writes lines to a descriptor on a separate thread. A stopped reader blocks no other thread.
 
-    If the reader of a pipe stopped, the logging thread would block, and with it an event loop, or a
-    parent that must stop its workers. A line is usually written when `emit` returns: the last line
-    before a crash is not lost. For a stream without a descriptor, the base class writes.
+    If a thread wrote to a pipe whose reader has stopped, the thread would block. With it would
+    block an event loop, or a parent that must stop its workers. Usually the line has been written
+    when `emit` returns, so the last line before a crash is not lost. The base class writes to a
+    stream without a descriptor.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -161,8 +162,8 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         self._lines = inbox()
         self._pid = 0
         self._stuck = False
-        self._dropped = 0  # lines dropped because too many lines waited
-        self._refused = 0  # lines that could not be written, as on a full disk
+        self._dropped = 0  # number of dropped lines, because too many lines waited
+        self._refused = 0  # number of lines that could not be written, for example to a full disk
         self._told = 0
         self._reason = ""
         self._rest = b""
@@ -173,7 +174,7 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         return self._dropped + self._refused
 
     def createLock(self) -> None:
-        """Create a lock between native threads: gevent's locks do not work between event loops."""
+        """Create a lock between native threads. gevent's locks do not work between event loops."""
         super().createLock()
         self.lock = native_rlock()
 
@@ -195,14 +196,14 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         self._write(fd, line.encode(self.stream.encoding or "utf-8", "backslashreplace"))
 
     def flush(self) -> None:
-        """Wait a limited time until the waiting lines are written."""
+        """Wait for a limited time until the waiting lines are written."""
         if self._pid == os.getpid() and not self._lines.empty():
             self._put(-1, b"", FLUSH_SECONDS)
         elif not self._pid and self.stream is not None:
             super().flush()
 
     def close(self) -> None:
-        """End the thread after it has written all lines; a later line starts another thread."""
+        """End the thread after it has written all lines. A later line starts another thread."""
         if self._pid == os.getpid():
             self._pid = 0
             self._lines.put(None)
@@ -213,10 +214,10 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
             try:
                 start_thread(self._run)
                 self._pid = os.getpid()
-            except RuntimeError:  # the system has no more threads
+            except RuntimeError:  # the system cannot start more threads
                 self._write_line(fd, data, self._dropped)
                 return
-        if self._pid != os.getpid():  # a forked child lacks the thread
+        if self._pid != os.getpid():  # a forked child does not have the thread
             self._write_line(fd, data, self._dropped)
         else:
             self._put(fd, data, 0.0 if self._stuck else PATIENCE_SECONDS)
@@ -254,18 +255,18 @@ class PatientHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic
         return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
 
     def _begin(self, fd: int, data: bytes) -> bool:
-        """Write a line, the rest of it later; return whether at least its beginning is written."""
+        """Write a line and keep an unwritten rest; return False if nothing was written."""
         rest = self._write_all(fd, data)
         self._rest = rest if len(rest) < len(data) else b""
         return len(rest) < len(data)
 
     def _write_all(self, fd: int, data: bytes) -> bytes:
-        """Write to a descriptor, which may block; return the unwritten rest after an error."""
+        """Write to a descriptor, which may block. After an error, return the unwritten rest."""
         try:
             while data:
                 try:
                     data = data[os.write(fd, data) :]
-                except BlockingIOError:  # another process made it nonblocking
+                except BlockingIOError:  # another process made the stream nonblocking
                     sleep(PATIENCE_SECONDS)
         except OSError as error:
             self._reason = f"the log cannot be written ({describe(error)})"
@@ -280,7 +281,7 @@ def lines_missing() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a process logs, see `configure`."""
+    """How a process logs (see `configure`)."""
 
     level: str = "info"
     config: str = ""
@@ -296,9 +297,9 @@ def configure(
 ) -> None:
     """Write the log of this process to `stream` (default: stderr), at `level` or above.
 
-    Times are in UTC, so lines of several hosts can be sorted.
+    Times are in UTC, so operators can sort lines of several hosts.
 
-    :param config: JSON file for `logging.config.dictConfig`, which is applied afterwards.
+    :param config: JSON file for `logging.config.dictConfig`, applied after the other parameters.
     :raises SettingsError: the level does not exist, or the file cannot be used.
     """
     if level.lower() not in LEVELS:
@@ -323,8 +324,8 @@ def configure(
 
 def set_level(level: str) -> Callable[[], None]:
     """Log at this level of `LEVELS` or above; return a function that undoes the change."""
-    # qdo logs each event of kazoo itself. Below info, botocore logs every request that it signs,
-    # with the security token of temporary credentials.
+    # qdo logs each event of kazoo itself. At debug, botocore logs every request that it signs, with
+    # the security token of temporary credentials.
     is_debug = level.lower() == "debug"
     kazoo = logging.NOTSET if is_debug else logging.ERROR
     botocore = logging.INFO if is_debug else logging.WARNING
@@ -337,15 +338,16 @@ def set_level(level: str) -> Callable[[], None]:
             logger.setLevel(each)
 
     apply(levels)
-    # At debug, it logs every path with its query. Queries of webhook addresses may contain secrets.
+    # At debug, urllib3 logs every path with its query. Queries of webhook addresses may contain
+    # secrets.
     logging.getLogger("urllib3").setLevel(logging.INFO)
     return partial(apply, before)
 
 
 def enable_again(where: str) -> None:
-    """Enable qdo's loggers again if an app's code, `where`, disabled them; log a warning."""
-    # By default, `logging.config` disables all existing loggers. The handlers of the app stay in
-    # force, because it may want qdo's lines in its own log.
+    """Enable qdo's loggers again if an app's code (`where`) disabled them, and log a warning."""
+    # By default, `logging.config` disables all existing loggers. Keep the app's handlers, because
+    # the app may need qdo's lines in its own log.
     known = list(logging.root.manager.loggerDict.items())
     silenced = [each for name, each in known if name.partition(".")[0] == "qdo"]
     disabled = [each for each in silenced if isinstance(each, logging.Logger) and each.disabled]
@@ -360,7 +362,7 @@ def enable_again(where: str) -> None:
 
 
 def escape_last_resort() -> None:
-    """Format the warnings of a process that does not configure logging, such as a command."""
+    """Use `LineFormatter` in a process without a logging configuration, such as a command."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(LineFormatter())
 
@@ -373,7 +375,7 @@ def _apply(path: str) -> None:
 
         dictConfig({"version": 1, "disable_existing_loggers": False, **given})
     except Exception as error:
-        # Also catch the errors of the constructors of handlers and formatters.
+        # Also catch errors from the constructors of handlers and formatters.
         raise SettingsError(
             name="log_config", reason=f"cannot use {path}: {describe(error)}"
         ) from error

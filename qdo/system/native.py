@@ -1,10 +1,10 @@
-"""Native threads, even in a process in which gevent has replaced threads by greenlets.
+"""Native threads, even in a process in which gevent has replaced threads with greenlets.
 
 Waiting for the disk, or for a lock between processes, blocks a native thread and all its greenlets.
-Such waits need a separate thread.
+Therefore such waits need a separate thread.
 
-`run_parallel` also works with gevent. After gevent has patched the process, the threads of the
-standard library are greenlets.
+`run_parallel` is the exception: it uses threads of the standard library, which are greenlets after
+gevent has patched the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def check_no_eventlet() -> None:
-    """Raise UsageError in a process that eventlet has patched: its locks block native threads."""
+    """Raise UsageError if eventlet has patched the process. Its locks block native threads."""
     patcher: Any = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise UsageError(
@@ -48,7 +48,7 @@ def check_no_eventlet() -> None:
 
 
 def original(module: str, name: str, patched: Any) -> Any:
-    """Return the original of an object that gevent patched, or `patched` itself."""
+    """Return the original of an object that gevent has replaced, or `patched` without gevent."""
     monkey: Any = sys.modules.get("gevent.monkey")
     return patched if monkey is None else monkey.get_original(module, name)
 
@@ -64,7 +64,7 @@ _on_death: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def reported_deaths(report: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `report` with the name of each guarded thread that dies."""
+    """Call `report` with the name of each guarded thread that dies within the block."""
     _on_death.append(report)
     try:
         yield
@@ -75,7 +75,7 @@ def reported_deaths(report: Callable[[str], None]) -> Iterator[None]:
 def guarded(name: str, function: Callable[[], None]) -> Callable[[], None]:
     """Wrap the function of a thread that must not die before its process.
 
-    An error of the function is logged and reported, see `reported_deaths`.
+    The wrapper logs and reports an error of the function (see `reported_deaths`).
     """
 
     def run() -> None:
@@ -100,7 +100,7 @@ def native_lock() -> Any:
 
 
 def native_rlock() -> Any:
-    """Return a reentrant `native_lock`; all greenlets of a thread count as one owner."""
+    """Return a reentrant `native_lock`. All greenlets of a thread count as one owner."""
     return original("_thread", "RLock", _thread.RLock)()
 
 
@@ -114,12 +114,12 @@ _set_async_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 def raise_in_thread(ident: int, kind: type[BaseException]) -> None:
-    """Raise an exception at the next Python step of a thread; C calls continue to their end."""
+    """Raise an exception at the next Python step of a thread. A running C call first ends."""
     _set_async_exception(ident, ctypes.py_object(kind))
 
 
 def cancel_raise(ident: int) -> None:
-    """Cancel an exception from `raise_in_thread` if the thread has not raised it yet."""
+    """Cancel an exception from `raise_in_thread` that the thread has not raised yet."""
     _set_async_exception(ident, ctypes.py_object())
 
 
@@ -131,10 +131,10 @@ class Settable(Protocol):
 
 
 class Signal(Settable, Protocol):
-    """A signal for which one thread or greenlet waits."""
+    """A signal that one thread or greenlet waits for."""
 
     def wait(self) -> None:
-        """Wait until the signal is set; under gevent, let other greenlets run."""
+        """Wait until the signal is set. Under gevent, let other greenlets run."""
 
 
 def signal() -> Signal:
@@ -146,22 +146,22 @@ def signal() -> Signal:
 
 
 class LoopSignal:
-    """A signal whose `future` a coroutine of the running asyncio loop awaits."""
+    """A signal for a coroutine of the running asyncio loop, which awaits `future`."""
 
     __slots__ = ("_loop", "future")
 
     def __init__(self) -> None:
-        import asyncio  # its import is slow, and most senders do not need it
+        import asyncio  # importing asyncio is slow, and most senders do not need it
 
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
     def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits anymore
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no coroutine waits anymore
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
-        if not self.future.done():  # cancelled, as by a timeout; the work itself continues
+        if not self.future.done():  # a timeout, for example, cancels the future; the work continues
             self.future.set_result(None)
 
 
@@ -194,7 +194,7 @@ class _GreenletSignal:
         self._watcher.start(self._event.set)
 
     def set(self) -> None:
-        with contextlib.suppress(ValueError):  # its thread was interrupted and has ended its loop
+        with contextlib.suppress(ValueError):  # the interrupted thread has ended its loop
             self._watcher.send()
 
     def wait(self) -> None:
@@ -205,7 +205,7 @@ class _GreenletSignal:
 
 
 def run_parallel(act: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """Call `act` for each item, several items at a time; return the results in order."""
+    """Call `act` for each item, several items at a time. Return the results in order."""
     if len(items) < 2:
         return list(map(act, items))
     with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:

@@ -1,4 +1,4 @@
-"""Objects that a forked child must not share with its parent: connections, sockets, sessions."""
+"""Objects that a forked child must not share with its parent, such as connections and sockets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _call(function: Callable[[], _Result]) -> _Result:
 class PerProcess(Generic[_Held]):
     """An object that each process opens at the first use. Any thread may use the object.
 
-    :param open: opens the object. Two threads never call it at the same time.
-    :param is_over: returns whether the object is unusable and must be opened again.
-    :param run: calls the function that opens the object, such as `home_loop.at_home`.
+    :param open: the function that opens the object. Two threads never call it at the same time.
+    :param is_over: a function that returns whether the object is unusable and must be opened again.
+    :param run: a function that calls `open`, such as `home_loop.at_home`.
     :param owner: the app that uses the object, for error messages.
     """
 
@@ -70,7 +70,8 @@ class PerProcess(Generic[_Held]):
     def locked(self) -> Iterator[_Held]:
         """Yield the object while no other thread opens or closes it.
 
-        :raises UsageError: a signal handler or `__del__` interrupted this thread within the block.
+        :raises UsageError: the caller is a signal handler or `__del__` that interrupted the block
+            in this thread.
         """
         with self._lock:
             if self._busy:
@@ -94,13 +95,14 @@ class PerProcess(Generic[_Held]):
         return self._is_over is not None and self._is_over(held)
 
     def _inherit(self) -> None:
-        # Keep a reference: deleting the object would close the files and connections of the parent.
+        # Keep a reference, because deleting the object would close the parent's files and
+        # connections.
         self._inherited.append(self._held)
         self._held = None
 
     @contextlib.contextmanager
     def override(self, stand_in: _Held) -> Iterator[None]:
-        """Use another object until the block ends; raise UsageError if one is in use already."""
+        """Use another object until the block ends; raise UsageError within such a block."""
         if self._stand_in is not None:
             raise UsageError(
                 reason=f"app {self._owner!r} is being tested by another TestKit; close that first"
@@ -112,7 +114,7 @@ class PerProcess(Generic[_Held]):
             self._stand_in = None
 
     def close(self) -> None:
-        """Close the object, unless a parent process opened it; the next use opens it again."""
+        """Close the object, unless a parent process opened it. The next use opens it again."""
         with self._lock:
             held = self._held
             own = self._pid == os.getpid()
@@ -127,7 +129,7 @@ _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """Replace locks that other threads of the parent held: a forked child lacks these threads."""
+    """Replace the locks of the parent's other threads, which a forked child lacks."""
     for each in list(_all):
         each._lock = threading.RLock()
         each._busy = False

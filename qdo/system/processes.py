@@ -1,8 +1,8 @@
-"""Processes on Linux: their trees, memory, command lines, limits, and the flag that stops jobs.
+"""Processes on Linux (trees, memory, command lines, limits), and the flag that stops jobs.
 
-A flag tells jobs to end: `Message.stopping` reads it. A worker shares the memory page of the flag
-with the child processes that run its jobs. A computing job sees the flag there without a thread, a
-message or a lock.
+A flag tells jobs to end. `Message.stopping` reads the flag. A worker shares the memory page of the
+flag with the child processes that run its jobs. Therefore a computing job sees the flag without a
+thread, a message or a lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Collection
 from qdo.system.clock import clock
 
 LINUX = sys.platform.startswith("linux")
-# The signals from a parent process to a worker process: to drain, and to abort the jobs.
+# The bytes with which a parent process tells a worker process to drain or to abort its jobs.
 STOP_REQUEST = b"S"
 # Descriptors reserved for logs, databases, the connections of jobs and everything else.
 RESERVE = 256
@@ -33,7 +33,7 @@ _COUNT_AT = 24
 _COUNT = struct.Struct("@Q")
 _CLAIMS_AT = 32
 _TOKEN_BYTES = 8
-# Ended claims with a running job that fit into one page. Jobs of further claims run to their end.
+# Number of ended claims that fit into the page. Jobs of further claims run to their end.
 _MOST_CLAIMS = (mmap.PAGESIZE - _CLAIMS_AT) // _TOKEN_BYTES
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -42,20 +42,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of orphaned descendants (Linux); return whether that worked."""
-    # Otherwise init would adopt them, and this process would not notice their end.
+    """Become the parent of orphaned descendants (Linux); return whether the call succeeded."""
+    # Otherwise init would adopt the orphans, and this process would not notice their end.
     return LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Request a signal for the end of the parent (Linux); return whether the parent is alive."""
+    """Request a signal for the end of the parent (Linux); return False if it has ended."""
     if LINUX:
         _prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 
 def reset_signals_in_forks() -> None:
-    """Restore Python's signal handlers in forks, so that libraries can end forks with SIGTERM."""
+    """Restore Python's signal handlers in forks, so libraries can end forks with SIGTERM."""
     os.register_at_fork(after_in_child=_reset_signals)
 
 
@@ -76,8 +76,8 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def children(parent: int, name: str | None = None) -> list[int]:
-    """Return the children of a process, also in other groups; with `name`, only these children."""
-    # This reads the state of every process of the machine, in 10 µs each.
+    """Return the children of a process, even in other groups; select them by `name`."""
+    # Reading the state of every process on the machine takes 10 µs per process.
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := _read(f"/proc/{entry}/stat")):
@@ -90,9 +90,9 @@ def children(parent: int, name: str | None = None) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the descendants of a process; fast, but may omit some while others exit."""
+    """Return the descendants of a process. The result may lack some while others exit."""
     family = [pid]
-    for each in family:  # the loop appends to it
+    for each in family:  # the loop appends to the list
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{each}/task"):
                 family += map(int, _read(f"/proc/{each}/task/{thread}/children").split())
@@ -100,9 +100,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: Collection[int], enough: int) -> int:
-    """Return the memory of processes, with the accuracy that a comparison with the limit needs."""
+    """Return the memory of processes, accurately enough for a comparison with `enough`."""
     # If the resident memory of several processes exceeds the limit, add up their proportional set
-    # sizes. These count shared pages once.
+    # sizes. Proportional set sizes count shared pages only once.
     resident = sum(_resident(pid) for pid in pids)
     if resident <= enough or len(pids) < 2:
         return resident
@@ -122,13 +122,13 @@ def _proportional(pid: int) -> int:
 
 
 def waited_seconds(thread: int) -> float:
-    """Return how long a thread of this process was ready to run but had no processor (Linux)."""
+    """Return the seconds for which a thread of this process waited for a processor (Linux)."""
     fields = _read(f"/proc/self/task/{thread}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def _read(path: str) -> bytes:
-    """Read a file of /proc; return b"" if its process has ended."""
+    """Read a file of /proc; return b"" if the process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -137,17 +137,17 @@ def _read(path: str) -> bytes:
 
 
 def module_argv(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module without the current folder in its path."""
-    # ``python -m`` searches the current folder first: a file there could replace a module of qdo,
-    # of its libraries or of Python. If the app is in this folder, `qdo.loading` appends the folder
-    # to the path.
+    """Return a command that runs a module. Python does not search the current folder."""
+    # ``python -m`` searches the current folder first. A file in this folder could replace a module
+    # of qdo, of its libraries or of Python. If the app is in this folder, `qdo.loading` appends the
+    # folder to the path.
     return (sys.executable, "-P", "-m", module)
 
 
 def ensure_open_files(connections: int) -> int:
     """Raise the limit of open files for `connections`; return the new limit."""
-    # The usual soft limit of 1,024 open files exists only for programs that use select(). A process
-    # may raise its soft limit up to the hard limit. Child processes inherit the limit.
+    # The usual soft limit of 1,024 open files protects only programs that use select(). A process
+    # may raise its soft limit to the hard limit. Child processes inherit the new limit.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections
@@ -159,11 +159,11 @@ def ensure_open_files(connections: int) -> int:
 
 
 class StopFlag:
-    """Reasons for the jobs of a worker process to stop; its job processes share the memory.
+    """The reasons why jobs of a worker process must stop. Its job processes share this memory.
 
     One byte tells whether the worker drains. The next values are the end of its lease and the
-    number of its registrations: a job must not continue under a later lease. Then follow the claims
-    that ended or were paused while one of their jobs runs.
+    number of its registrations, because a job must not continue under a later lease. Then follow
+    the claims that ended or were paused while a job of the claim runs.
 
     :ivar claims: the tokens of these claims, in the worker process.
     """
@@ -190,13 +190,13 @@ class StopFlag:
         return int(_LEASE.unpack_from(self._page, _LEASE_AT)[1])
 
     def show(self, stopping: bool) -> None:
-        """Show whether the worker is draining; the end of the worker also ends its lease."""
+        """Show whether the worker is draining. False also resets the lease."""
         self._page[0] = stopping
         if not stopping:
             _LEASE.pack_into(self._page, _LEASE_AT, math.inf, 0)
 
     def begin_lease(self) -> None:
-        """Count a registration of the worker; `move_lease` then shows its lease."""
+        """Count a registration of the worker. `move_lease` then shows the lease."""
         _LEASE.pack_into(self._page, _LEASE_AT, -math.inf, self.registration() + 1)
 
     def move_lease(self, until: float) -> None:
@@ -204,7 +204,7 @@ class StopFlag:
         _LEASE.pack_into(self._page, _LEASE_AT, until, self.registration())
 
     def claim_ended(self, queue: str, fence: int) -> bool:
-        """Return whether the queue has left the worker, is about to leave it, or is paused."""
+        """Return whether the queue has left the worker, will soon leave, or is paused."""
         count = int(_COUNT.unpack_from(self._page, _COUNT_AT)[0])
         ends = range(_CLAIMS_AT, _CLAIMS_AT + count * _TOKEN_BYTES, _TOKEN_BYTES)
         return count > 0 and _token(queue, fence) in (self._page[at : at + 8] for at in ends)
@@ -215,13 +215,14 @@ class StopFlag:
         self._show_claims()
 
     def forget_claim(self, queue: str, fence: int) -> None:
-        """Remove the claim: none of its jobs runs, or it is not paused anymore."""
+        """Remove the claim, because no job of the claim runs or the claim is not paused anymore."""
         if self.claims:
             self.claims.pop(_token(queue, fence), None)
             self._show_claims()
 
     def _show_claims(self) -> None:
-        # A child may read at the same time. It finds the token of one of these claims, or no token.
+        # A child may read at the same time. The child then finds a token of these claims, or no
+        # token.
         tokens = b"".join(list(self.claims)[:_MOST_CLAIMS])
         self._page[_CLAIMS_AT : _CLAIMS_AT + len(tokens)] = tokens
         _COUNT.pack_into(self._page, _COUNT_AT, len(tokens) // _TOKEN_BYTES)
@@ -244,7 +245,7 @@ class StopFlag:
 
 
 def _token(queue: str, fence: int) -> bytes:
-    # Queues that are claimed together have the same fence.
+    # Include the queue, because queues that a worker claims together have the same fence.
     name = f"{fence} {queue}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name, digest_size=_TOKEN_BYTES).digest()
 

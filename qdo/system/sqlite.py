@@ -31,7 +31,7 @@ _NOT_TEXT = "Could not decode to UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file: the `application_id` in its header, its version and its schema."""
+    """A kind of file, with the `application_id` of its header, its version and its schema."""
 
     name: str
     application_id: int
@@ -42,16 +42,16 @@ class Format:
 
 
 def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.Connection:
-    """Open or create `path`, in autocommit mode with a write-ahead log.
+    """Open or create a database at `path`, in autocommit mode and with a write-ahead log.
 
-    :param durable: sync at every commit. Otherwise sync only at checkpoints of the log. Then a
-        power cut may undo the newest commits, but each commit stays atomic.
+    :param durable: sync at every commit. If False, sync only at checkpoints of the log. A power cut
+        may then undo the newest commits, but each commit stays atomic.
     :raises DatabaseCorruptError: the file is damaged or not a SQLite file.
     :raises NotAQdoDatabaseError: the file belongs to another program, or has another purpose in
         qdo.
     :raises DatabaseNewerError: a newer qdo wrote the file.
     :raises DatabaseFullError: the disk is full.
-    :raises DatabaseError: another fault, such as a missing permission.
+    :raises DatabaseError: there is another fault, such as a missing permission.
     """
     with translated(path):
         absolute = os.path.abspath(path)
@@ -76,9 +76,9 @@ def open_database(path: str, kind: Format, *, durable: bool = True) -> sqlite3.C
 
 
 def _name(path: str) -> str:
-    """Return the URI of a file, with the mode for a user who can only read the file."""
-    # SQLite reads a file with its log beside it as usual. Without a log, no process is writing, and
-    # SQLite is not allowed to create the log. It must treat the file as immutable.
+    """Return the URI of a file, with a special mode for a user who can only read the file."""
+    # SQLite reads a file that has a log as usual. Without a log, no process is writing, and SQLite
+    # may not create the log. Therefore it must treat the file as immutable.
     uri = f"file:{urllib.parse.quote(path)}"
     if os.access(path, os.W_OK):
         return uri
@@ -86,9 +86,9 @@ def _name(path: str) -> str:
 
 
 def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Format) -> None:
-    """Identify the file; retry while other processes are creating it."""
-    # SQLite waits for most locks itself, but not for the lock that enables the write-ahead log: the
-    # connection already holds a shared lock, and could wait forever.
+    """Identify the file. Retry while other processes are creating the file."""
+    # SQLite waits for most locks itself, but not for the lock that enables the write-ahead log. The
+    # connection already holds a shared lock, so it could wait forever.
     limit = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -97,11 +97,11 @@ def _identify_with_retries(connection: sqlite3.Connection, path: str, kind: Form
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() > limit:
                 raise
-        time.sleep(random.uniform(*_RETRY_SECONDS))  # random pauses
+        time.sleep(random.uniform(*_RETRY_SECONDS))  # processes must not retry in step
 
 
 def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
-    # Use one transaction: another process may create the file between two reads.
+    # Use one transaction, because another process may create the file between two reads.
     connection.execute("BEGIN")
     try:
         version = _version(connection, path, kind)
@@ -110,7 +110,7 @@ def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
             connection.execute("ROLLBACK")
     if version == kind.version:
         return
-    # Check again under the write lock: another process may be creating the file.
+    # Check again under the write lock, because another process may be creating the file.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -131,7 +131,7 @@ def _identify(connection: sqlite3.Connection, path: str, kind: Format) -> None:
 
 
 def _sync_folders(path: str) -> None:
-    """Make the names of a new file and its folder durable: SQLite syncs only file contents."""
+    """Make the names of a new file and its folder durable. SQLite syncs only contents."""
     folder = os.path.dirname(os.path.abspath(path))
     for name in (folder, os.path.dirname(folder)):
         try:
@@ -151,7 +151,7 @@ def _execute(connection: sqlite3.Connection, statements: str) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
-    """Return the version of a file of this kind, or 0 if it is empty."""
+    """Return the version of a file of this kind, or 0 for an empty file."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -167,7 +167,7 @@ def _version(connection: sqlite3.Connection, path: str, kind: Format) -> int:
 
 
 def sqlite_address_error(url: str) -> str | None:
-    """Return the reason why a ``sqlite:PATH`` is invalid, or None if it is valid."""
+    """Return the reason why a ``sqlite:PATH`` address is invalid, or None for a valid address."""
     path = sqlite_path(url) or ""
     shown = hide_credentials(url)
     if not path or path.endswith("/"):
@@ -186,7 +186,7 @@ def translated(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(path, error) from error
-    except UnicodeDecodeError as error:  # sqlite3 reports a damaged schema in bytes of the file
+    except UnicodeDecodeError as error:  # sqlite3 raises this error for a damaged schema
         raise DatabaseCorruptError(path=path, reason=str(error)) from error
     except OSError as error:
         raise DatabaseError(path=path, reason=error.strerror or str(error)) from error
@@ -201,7 +201,7 @@ def translate(path: str, error: sqlite3.Error) -> DatabaseError:
         return DatabaseCorruptError(path=path, reason=str(error))
     if code == sqlite3.SQLITE_CANTOPEN:
         return DatabaseError(path=path, reason=f"{error}; check that the folder is writable")
-    # SQLite reports exceeded quotas and file size limits with this code, not as "full".
+    # SQLite reports an exceeded quota or file size limit with this code, not with SQLITE_FULL.
     if code == sqlite3.SQLITE_IOERR:
         reason = f"{error}; check free space, quotas, file size limits and the system log"
         return DatabaseError(path=path, reason=reason)
@@ -220,18 +220,18 @@ class DamagedRowError(sqlite3.DatabaseError):
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary result code, or 0 if it is unknown."""
+    """Return SQLite's primary result code, or 0 for an unknown code."""
     if str(error).startswith(_NOT_TEXT):  # an error of the sqlite3 module, without a code
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 class ReplacedFileCheck:
-    """Detects that the file at a path is not the open database anymore.
+    """Detects that the file at a path is no longer the open database.
 
-    SQLite continues to write to a deleted file without an error. This data would be lost when the
-    process ends. Without the index of the log, which also holds the locks, two processes would
-    write at the same time.
+    SQLite continues to write to a deleted file without an error. When the process ends, this data
+    would be lost. The index of the log also holds the locks. If another program deleted the index,
+    two processes would write at the same time.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,9 +1,9 @@
 """Wakes other processes of the machine through named pipes, without polling.
 
-Each listener creates a FIFO in a shared folder. A notification writes one byte into every FIFO
-there. The byte carries no data: the change is in the database. A notification to a full pipe is
-dropped, because an earlier one is still unread. The next notification removes a FIFO whose listener
-has died.
+Each listener creates a FIFO in a shared folder. A notification writes one byte into every FIFO in
+the folder. The byte carries no data, because the change is in the database. If a pipe is full, its
+listener has an unread notification and does not need another. The next notification removes a FIFO
+whose listener has died.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _READ = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WakeupPipe:
-    """A listener's end of a pipe: `fileno()` becomes readable when another process notifies."""
+    """A listener's end of a pipe. `fileno()` becomes readable after a notification."""
 
     def __init__(self, folder: str, rights: Rights = PRIVATE) -> None:
-        """Create the FIFO with `rights`; also create a missing folder."""
+        """Create the FIFO, and a missing folder, with `rights`."""
         make_folder(folder, rights)
         self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._path = os.path.join(folder, self.name)
-        # Open the pipe for reading and writing: it then always has a writer, and is readable only
-        # if it contains a byte. Rename it after opening: a notification removes a FIFO without a
-        # reader, because it takes the listener for dead.
+        # Open the pipe for reading and writing. The pipe then always has a writer, and is readable
+        # only if it contains a byte. Rename the pipe after opening, because a notification assumes
+        # that the listener of a FIFO without a reader has died.
         with opened_folder(folder) as at:
             os.mkfifo(f".{self.name}", 0o600, dir_fd=at)
             self._fd = os.open(f".{self.name}", _READ, dir_fd=at)
@@ -50,18 +50,18 @@ class WakeupPipe:
         return self._fd
 
     def drain(self) -> None:
-        """Discard all pending notifications; call this before reading the changes."""
+        """Discard all pending notifications. Call this method before reading the changes."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._fd, 4096)) == 4096:
                 pass
 
     def ring_self(self) -> None:
-        """Wake only this listener, for instance to end it."""
+        """Wake only this listener, for example to end its thread."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._fd, b"!")
 
     def close(self) -> None:
-        """Remove the FIFO; idempotent."""
+        """Remove the FIFO. Further calls do nothing."""
         if self._fd >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -72,9 +72,9 @@ class WakeupPipe:
 class PipeThread:
     """A thread (a greenlet under gevent) that calls `step` after each notification.
 
-    The constructor creates the pipe, so no later change goes unnoticed.
+    The constructor creates the pipe, so the thread notices every later change.
 
-    :param step: returns the seconds until its next call without a notification.
+    :param step: a function that returns the maximum seconds until its next call.
     """
 
     def __init__(self, folder: str, rights: Rights, step: Callable[[], float]) -> None:
@@ -82,7 +82,7 @@ class PipeThread:
         self._step = step
         self.stopping = False
         self._closed = False
-        self._closing = threading.Lock()  # so that `stop` does not notify a closed pipe
+        self._closing = threading.Lock()  # `stop` must not notify a closed pipe
         self._thread = threading.Thread(
             target=guarded("doorbell", self._run), name="qdo-doorbell", daemon=True
         )
@@ -91,7 +91,7 @@ class PipeThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop calling `step`. Idempotent."""
+        """Stop calling `step`. Further calls do nothing."""
         self.stopping = True
         if self._thread.ident is None:
             self._pipe.close()
@@ -107,7 +107,7 @@ class PipeThread:
         poll.register(self._pipe.fileno(), select.POLLIN)
         try:
             while not self.stopping:
-                # Round up: if the thread woke a moment too early, no message would be due.
+                # Round up. If the thread woke a moment too early, no message would be due.
                 poll.poll(math.ceil(self._step() * 1000))
                 self._pipe.drain()
         finally:
@@ -119,8 +119,8 @@ class PipeThread:
 def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
     """Wake every listener of `folder` except `skip`.
 
-    Never blocks and never raises: the change is already stored. An unreachable listener sees the
-    change at its next check.
+    This function never blocks and never raises, because the change is already stored. An
+    unreachable listener sees the change at its next check.
     """
     try:
         with opened_folder(folder) as at:
@@ -145,7 +145,7 @@ def notify_all(folder: str, *, skip: WakeupPipe | None = None) -> None:
 
 
 def _notify(names: list[str], folder: int, skipped: str | None) -> dict[str, str | None]:
-    """Notify listeners; return the unreachable ones, with the reasons."""
+    """Notify listeners; return the unreachable listeners, with the reasons."""
     unreached = {}
     for name in names:
         if not name.startswith(".") and name != skipped:
@@ -160,14 +160,14 @@ def _notify_one(name: str, folder: int) -> None:
     try:
         fd = os.open(name, _WRITE, dir_fd=folder)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # no process has it open for reading: the listener died
+        if error.errno == errno.ENXIO:  # no process reads the pipe, so the listener has died
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
         elif error.errno != errno.ENOENT:
             raise
         return
     try:
-        # Other users may have put a file or a link to one here.
+        # Other users may have put a file, or a link to a file, into the folder.
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a FIFO")
         with contextlib.suppress(BlockingIOError, BrokenPipeError):

@@ -1,7 +1,7 @@
 """Serves a WSGI app with gevent's server on a separate thread.
 
 Each connection has a greenlet, so a slow client delays no other client. The server reads a request
-within a time and size limit. Then a thread makes the response, and may wait.
+within a time and size limit. Then a thread, which may wait, makes the response.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ CONNECTIONS = 500
 # Maximum time for a client to send a request, or to receive one part of a response.
 REQUEST_SECONDS = 15.0
 SEND_SECONDS = 30.0
-# How long `close` waits for responses.
+# Maximum time for which `close` waits for responses.
 STOP_SECONDS = 1.0
 LINGER_SECONDS = 1.0
 LINGER_READS = 16
 MOST_BODY_BYTES = 64 * 1024
-# A large body is refused while all bodies together, including unfinished ones, take more bytes.
+# Maximum size of all bodies together, including unfinished bodies. The server refuses a large body
+# above this size.
 MOST_BODIES_BYTES = 48 * 1024 * 1024
-# A smaller body is never refused. All connections together need 16 MiB for small bodies.
+# The server never refuses a smaller body. All connections together need 16 MiB for small bodies.
 SMALL_BODY_BYTES = 32 * 1024
-# Maximum number of threads for one line of requests: a slow line must not stop the others. Further
-# requests of the line wait, at most as long as a client may take to send a request.
+# Maximum number of threads for one line of requests. A slow line must not stop other lines. Further
+# requests of the line wait at most `REQUEST_SECONDS`.
 MOST_THREADS_OF_ONE = THREADS // 2
 MOST_HEADER_BYTES = 32 * 1024
-# Defects after which Python ignores further headers. Another server may not ignore them.
+# Defects after which Python ignores further headers. Another server may read these headers.
 _UNREAD = (FirstHeaderLineIsContinuationDefect, MissingHeaderBodySeparatorDefect)
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _is_absolute = re.compile(r"https?://[^/?#]*/?(.*)", re.IGNORECASE).fullmatch
@@ -62,28 +63,30 @@ WsgiApp = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 class Admission:
     """An app's decision about a request before the server reads the body.
 
-    The server calls the method `admit` of an app, if it exists, on the event loop. The method gets
+    If an app has a method `admit`, the server calls the method on the event loop. The method gets
     the environ without a body.
     """
 
-    # The response if the body does not matter; None: read the body and call the app.
+    # The response, if the body does not matter. With None, the server reads the body and calls the
+    # app.
     response: WsgiApp | None = None
     # Maximum size of the body of this request.
     most_body_bytes: int = MOST_BODY_BYTES
-    # Requests of one line wait for the same resource, such as a queue.
+    # Name of the request's line. Requests of one line wait for the same resource, such as a queue.
     line: str = ""
 
 
 class WebServer:
     """Serves an app until it is closed.
 
-    The server's thread runs an event loop of gevent. Other threads need no event loop to use it.
+    The server's thread runs an event loop of gevent. Threads that use the server need no event
+    loop.
 
     :param tls: `certfile` and `keyfile`; without them, the server uses HTTP.
-    :param connections: maximum number of connections. If all are in use, the server closes the one
-        that has waited longest for its client.
-    :ivar address: host and port on which the server listens. For port 0, this is the port that it
-        got.
+    :param connections: maximum number of connections. If all are in use, the server closes the
+        connection that has waited longest for its client.
+    :ivar address: host and port on which the server listens. For port 0, the system chooses the
+        port.
     :raises OSError: the server cannot listen on the address.
     """
 
@@ -103,8 +106,8 @@ class WebServer:
             dualstack_ipv6=ipv6 and socket.has_dualstack_ipv6(),
         )
         self._listener.setblocking(False)
-        # gevent sends the headers, then the body. Without this, the body waits 40 ms until the
-        # client acknowledges the headers.
+        # gevent sends the headers, then the body. Without this option, the body would wait 40 ms
+        # until the client acknowledges the headers.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._stop: Callable[[], object] = bool
@@ -116,7 +119,7 @@ class WebServer:
         self._ready.wait()
 
     def close(self) -> None:
-        """Stop serving; wait `STOP_SECONDS` for unfinished responses."""
+        """Stop serving. Wait `STOP_SECONDS` for unfinished responses."""
         self._stop()
         self._thread.join(2 * STOP_SECONDS)
 
@@ -130,7 +133,7 @@ class WebServer:
             error_log=_log,
             handler_class=_Handler,
             spawn=_Places(connections),
-            # The first read does the handshake, within the time limit of a request.
+            # The first read performs the handshake within the time limit of a request.
             **({**tls, "do_handshake_on_connect": False} if tls else {}),
         )
         self._stop = lambda: hub.loop.run_callback_threadsafe(server.close)
@@ -142,7 +145,7 @@ class WebServer:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """A complete response, and the WSGI app that returns it."""
+    """A complete response, which is also a WSGI app that returns this response."""
 
     status: str
     body: bytes
@@ -190,7 +193,7 @@ def _too_much() -> _RefusedError:
 
 
 def _check_line(line: bytes) -> None:
-    """Raise ValueError for a header that other servers may split or cut off."""
+    """Raise ValueError for a header line that other servers may split or cut off."""
     text = line.removesuffix(b"\n").removesuffix(b"\r")
     if b"\r" in text or b"\0" in text or text.startswith(b":"):
         raise ValueError("a header must have a name, and neither CR nor NUL within it")
@@ -224,10 +227,10 @@ class _Headers:
 class _Places(Pool):
     """Places for connections. If all are taken, the server closes an idle connection.
 
-    It closes the connection that has waited longest for its client, never one whose response is
-    being made.
+    The server closes the connection that has waited longest for its client, but never during a
+    response.
 
-    :ivar body_bytes: total size of the bodies that are being read or used.
+    :ivar body_bytes: total size of the bodies that the server is reading or using.
     :ivar lines: the places of each line of requests. A request takes a place only after the server
         has read it.
     """
@@ -239,7 +242,7 @@ class _Places(Pool):
         self._waiting: dict[_Handler, None] = {}
 
     def full(self) -> bool:
-        """Return whether no place is free; gevent calls this before it accepts a client."""
+        """Return whether no place is free. gevent calls this before it accepts a client."""
         full = bool(super().full())  # type: ignore[no-untyped-call]
         if full and self._waiting:
             longest = next(iter(self._waiting))
@@ -250,7 +253,7 @@ class _Places(Pool):
     def wait(self, connection: _Handler) -> None:
         """Record that a connection now waits for its client."""
         self.keep(connection)
-        self.full()  # clients may have been kept out while no connection waited
+        self.full()  # the server may have kept clients out while no connection waited
         self._waiting[connection] = None
 
     def keep(self, connection: _Handler) -> None:
@@ -258,7 +261,7 @@ class _Places(Pool):
 
 
 class _Handler(WSGIHandler):
-    """Gives up on clients that send or receive too slowly, or send too much."""
+    """Handles one client's requests. Gives up on clients that are too slow or send too much."""
 
     environ: Any
     wsgi_input: Any
@@ -272,7 +275,7 @@ class _Handler(WSGIHandler):
             self.server.pool.keep(self)
 
     def cut(self) -> None:
-        """Break the connection: its waiting greenlet gets an OSError."""
+        """Break the connection. The greenlet that waits for the client gets an OSError."""
         with suppress(OSError):
             # The method of a TLS socket would remove the object that the greenlet uses.
             gevent.socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # type: ignore[attr-defined]
@@ -288,8 +291,8 @@ class _Handler(WSGIHandler):
         return outcome  # noqa: RET504 - the timeout ends only the block
 
     def read_request(self, raw_requestline: str) -> Any:
-        """Refuse control characters in the request line; accept an absolute address."""
-        # A server must accept the absolute form, see RFC 9112, section 3.2.2.
+        """Refuse control characters in the request line. Accept an absolute address."""
+        # A server must accept the absolute form (RFC 9112, section 3.2.2).
         if not _is_request(raw_requestline.rstrip("\r\n")):
             raise ValueError("the request line must be METHOD TARGET HTTP/1.1")
         found = super().read_request(raw_requestline)  # type: ignore[no-untyped-call]
@@ -305,7 +308,7 @@ class _Handler(WSGIHandler):
             self.application = _Response(error.status, f"{error}\n".encode(), headers)
             is_read = False
         source = self.wsgi_input
-        if not is_read:  # do not wait for the rest before the response
+        if not is_read:  # do not wait for the rest of the body before the response
             self.close_connection = True
             source.chunked_input = False
             source.content_length = source.position
@@ -322,7 +325,7 @@ class _Handler(WSGIHandler):
                     break
 
     def _make_response(self) -> bool:
-        """Call the app unless the headers decide; return whether the body was read."""
+        """Call the app, unless the headers decide. Return whether the body was read."""
         pool = self.server.pool
         length = self._length()
         admit = getattr(self.application, "admit", None)
@@ -353,7 +356,7 @@ class _Handler(WSGIHandler):
 
     @contextmanager
     def _place(self, places: Semaphore) -> Iterator[None]:
-        """Wait for a place of a line; raise _RefusedError if that takes too long."""
+        """Wait for a place of a line; raise _RefusedError if the wait takes too long."""
         try:
             places.acquire()
         except gevent.Timeout as timeout:
@@ -366,8 +369,8 @@ class _Handler(WSGIHandler):
             places.release()
 
     def _read_body(self, length: int) -> bytes:
-        """Return a body; raise _RefusedError if it is slow, incomplete or one of too many."""
-        # Count only received bytes: a client that announces a large body takes no room from others.
+        """Return a body; raise _RefusedError for a slow or incomplete body, or without room."""
+        # Count only received bytes. A client that only announces a large body must not take room.
         source = self.wsgi_input
         pool = self.server.pool
         parts: list[bytes] = []
@@ -392,14 +395,14 @@ class _Handler(WSGIHandler):
         """Return the number of bytes that the client announces."""
         if any(isinstance(each, _UNREAD) for each in self.headers.defects):
             raise _RefusedError("400 Bad Request", "each header must have a name and a colon")
-        if "Transfer-Encoding" in self.headers:  # also if the first of several is empty
+        if "Transfer-Encoding" in self.headers:  # even if the first of several headers is empty
             raise _RefusedError("411 Length Required", "the request must have a Content-Length")
         if self.command in _WITH_BODY and "Content-Length" not in self.headers:
             raise _RefusedError("411 Length Required", "the request must have a Content-Length")
         text, *more = self.headers.get_all("Content-Length", ["0"])
         if more or not text.isascii() or not text.isdecimal():
             raise _RefusedError("400 Bad Request", "the Content-Length must be a decimal number")
-        # Parse the text only if it is short: it may have any number of leading zeros.
+        # Parse only a short text, because the text may have any number of leading zeros.
         if len(text) > 9:
             raise _RefusedError("413 Content Too Large", "the body is too large; send less at once")
         return int(text)

@@ -1,6 +1,6 @@
-"""Tools for testing the jobs of an app: without servers or waiting, and with reproducible results.
+"""Tools for testing the jobs of an app without servers or waiting, with reproducible results.
 
-Names are loaded at first use: pytest loads this package at startup.
+This package imports its modules at first use, because pytest loads the package at startup.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The clock of a testing kit: only the test moves it.
+"""The clock of a testing kit, which only the test moves.
 
-During a test, qdo itself must use this clock, for instance for backoffs and the due times of
-delayed messages. The engine takes its clock as an argument. `PATCHED` names the modules that read
-the time themselves. They use a replacement while a clock is `installed`. The code under test and
-its libraries use the real clock.
+During a test, qdo itself must use this clock, for example for backoffs and due times. The engine
+takes its clock as an argument. `PATCHED` names the modules that read the time themselves. These
+modules use a replacement while a clock is `installed`. The code under test and its libraries use
+the real clock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qdo.errors import UsageError
 from qdo.positions import GREGORIAN_OFFSET
 from qdo.system.clock import clock
 
-# 2026-01-01T00:00:00Z. A fixed start gives the same positions and ids in every run.
+# 2026-01-01T00:00:00Z. With a fixed start, every run has the same positions and ids.
 START = 1_767_225_600.0
 # Tolerance of due times, because recorded times are rounded to milliseconds.
 TOLERANCE_SECONDS = 0.001
-# Modules that read the time, and the global that a clock replaces in each.
+# Modules that read the time, and the global variable that a clock replaces in each module.
 PATCHED = {
     "qdo.brokers.embedded.broker": "time",
     "qdo.message": "clock",
@@ -38,7 +38,7 @@ _installed: list[Clock] = []
 
 
 class Clock:
-    """A time that moves only on request.
+    """A clock that moves only on request.
 
     :param start: Unix time at which the clock starts, in seconds.
     """
@@ -53,7 +53,7 @@ class Clock:
         return self._start + self._passed
 
     def passed(self) -> float:
-        """Return the seconds since the start, the time base of leases, turns and backoffs."""
+        """Return the seconds since the start. Leases, turns and backoffs use this time."""
         return self._passed
 
     def position(self) -> int:
@@ -65,13 +65,13 @@ class Clock:
         return moment - self._start
 
     def move(self, seconds: float) -> None:
-        """Advance by some seconds."""
+        """Advance by a number of seconds."""
         if not seconds >= 0:
             raise UsageError(reason=f"the clock must move by 0 s or more, got {seconds!r}")
         self._passed += seconds
 
     def move_to(self, passed: float) -> None:
-        """Advance until `passed` returns this value; do nothing if its value is larger already."""
+        """Advance until `passed` returns this value. Do nothing if its value is already larger."""
         self._passed = max(self._passed, passed)
 
     @contextlib.contextmanager

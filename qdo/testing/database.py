@@ -1,4 +1,4 @@
-"""The database of an app under test: sends in transactions, and writes of earlier tests."""
+"""Uses the database of an app under test: holds sends in transactions, and finds old writes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from qdo.state import KeyedState
 
 
 class StagedMessages:
-    """Holds the messages that an app sends in transactions until these commit.
+    """Holds the messages that an app sends in transactions until the transactions commit.
 
-    Each transaction sends a notification. PostgreSQL delivers it only if the transaction commits,
-    and drops notifications that were rolled back to a savepoint. A test does not need qdo's schema.
+    Each transaction sends a notification. PostgreSQL delivers the notification only if the
+    transaction commits, and drops notifications after a rollback to a savepoint. A test does not
+    need qdo's schema.
     """
 
     def __init__(self) -> None:
@@ -40,10 +41,11 @@ class StagedMessages:
         self._staged.append(messages)
 
     def committed(self) -> list[Outgoing]:
-        """Return the messages of new commits, in commit order."""
+        """Return the messages of new commits, in the order of the commits."""
         if self._listener is None:
             return []
-        # Notifications arrive in commit order: those of earlier commits arrive before this one.
+        # Notifications arrive in commit order. Those of earlier commits arrive before this
+        # notification.
         self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
         while "" not in self._heard:
             self._listener.execute("SELECT 1")
@@ -76,11 +78,11 @@ _watches: list[WritesWatch] = []
 class WritesWatch:
     """Ends a test if its database contains writes of an earlier test.
 
-    Positions, fences and ids are the same in each test, so `FencedWrites`, `KeyedState` and
-    `ProcessedMessages` would take the first messages for repetitions. The job would silently write
-    nothing.
+    Positions, fences and ids are the same in each test. Therefore `FencedWrites`, `KeyedState` and
+    `ProcessedMessages` would mistake the first messages for repetitions, and the job would silently
+    write nothing.
 
-    :param running: returns the function that ends the run, or None while no job runs.
+    :param running: a function that returns the function to end the run, or None while no job runs.
     """
 
     def __init__(self, running: Callable[[], Fail | None]) -> None:

@@ -1,6 +1,6 @@
-"""Fault points of a worker, and wrappers of an app and its broker that have fault points.
+"""The fault points of a worker, and wrappers that add them to an app and its broker.
 
-At a fault point, between two steps, a worker may die or lose its lease.
+A fault point lies between two steps. There, a test can let the worker die or lose its lease.
 
 ======================  ================================================================
 point                   the worker is about to do this, or has just done it
@@ -61,12 +61,12 @@ Point: TypeAlias = Literal[
     "after-end",
 ]
 
-# Every fault point.
+# All fault points.
 POINTS: tuple[Point, ...] = get_args(Point)
 
 
 class Crashed(JobAborted):
-    """Unwinds the stack of a dead process. qdo does not treat it as a failure."""
+    """Unwinds the stack of a dead process. qdo does not treat this exception as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Fault:
 
 
 class Faults:
-    """The planned faults, and in `steps` every fault point that was reached, in order."""
+    """The planned faults. `steps` lists the fault points that workers have reached, in order."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -95,7 +95,7 @@ class Faults:
     def arm(
         self, act: Callable[[], None], point: Point | None, queue: str | None, nth: int
     ) -> None:
-        """Call `act` once, when a fault point of a queue (None: of any) is reached the nth time."""
+        """Call `act` once, when a worker reaches a fault point of a queue the nth time."""
         if point is not None and point not in POINTS:
             hint = did_you_mean(point, POINTS)
             raise UsageError(
@@ -109,7 +109,7 @@ class Faults:
         return len(self._armed)
 
     def reach(self, point: Point, queue: str) -> None:
-        """Execute the faults that are planned for this point; may raise `Crashed`."""
+        """Execute the planned faults of this point; raise `Crashed` if one kills the process."""
         self.steps.append(Step(point, queue))
         due = []
         for fault in self._armed:
@@ -123,12 +123,12 @@ class Faults:
             fault.act()
 
 
-# A function that passes a fault point of a queue.
+# A function to call at a fault point of a queue.
 Reach: TypeAlias = Callable[[Point, str], None]
 
 
 class InstrumentedApp:
-    """The app for the engine, with an additional observer and fault points around a hook."""
+    """The app for the engine, with one more observer, and with fault points around a hook."""
 
     def __init__(self, app: App, reach: Reach, ended: Observer) -> None:
         self._app = app
@@ -163,9 +163,9 @@ class InstrumentedHooks:
 
 
 class _PointedRequests(MemoryRequests):
-    """The requests of an app, for a worker process or a job.
+    """The requests of an app, as a worker process or a job uses them.
 
-    :param on_pause: called after a job has paused its request.
+    :param on_pause: a function to call after a job has paused its request.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class _PointedRequests(MemoryRequests):
 
 @contextlib.contextmanager
 def _between(reach: Reach, step: str, queues: Sequence[str]) -> Iterator[None]:
-    """Pass the fault points before and after a step, for the first of these queues."""
+    """Pass the fault points before and after a step for the first of these queues."""
     for queue in queues[:1]:
         reach(cast(Point, f"before-{step}"), queue)
     yield
@@ -276,7 +276,7 @@ class SendingBroker(MemoryBroker):
             return ids
 
     def deliver(self) -> bool:
-        """Store the messages of committed transactions; return whether there were any."""
+        """Store the messages of committed transactions; return True if there were messages."""
         messages = self._staged.committed()
         super().send_many(messages)
         return bool(messages)
@@ -285,4 +285,4 @@ class SendingBroker(MemoryBroker):
         self._staged.close()
 
     def close(self) -> None:
-        """Do nothing: after `App.close`, the app still sends to the kit while the kit is open."""
+        """Do nothing, because after `App.close` the app can still send to an open kit."""

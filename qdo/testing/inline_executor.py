@@ -1,8 +1,8 @@
 """Runs jobs of every kind in the thread of the test.
 
-The executors of a worker differ in the effects of a job that blocks or crashes, but not in the
-outcome of a message. This executor calls every job inline, including jobs for `thread` and
-`process`. A separate event loop runs ``async def`` jobs.
+The executors of a worker have the same outcomes; only jobs that block or crash have different
+effects. This executor calls every job inline, including jobs for `thread` and `process`. A separate
+event loop runs ``async def`` jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_JOB = "spend() requires a running job; use advance() between runs"
 
 
 class InlineExecutor(Executor):
-    """Calls jobs directly; calls `starting` with each message before its job."""
+    """Calls jobs directly. Calls `starting` with each message before the job."""
 
     def __init__(
         self, clock: Clock, starting: Callable[[Message], None], reach: Reach, default: str
@@ -71,7 +71,7 @@ class InlineExecutor(Executor):
         return call
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the running job, at most until its timeout."""
+        """Let time pass within the running job, but not beyond the job's timeout."""
         if not self._running:
             raise UsageError(reason=NO_JOB)
         run = self._running[-1]
@@ -101,7 +101,7 @@ class InlineExecutor(Executor):
 
 
 class _InlineRun:
-    """A running job; `interrupt` is the exception that ended the job at its deadline."""
+    """A running job. `interrupt` is the exception that ended the job at its deadline."""
 
     def __init__(self, job: Job, message: Message) -> None:
         self.job = job
@@ -112,7 +112,7 @@ class _InlineRun:
 async def _outcome(
     function: Callable[..., Any], message: Message, context: Any
 ) -> BaseException | None:
-    """Return the exception of a coroutine, because an event loop handles some exceptions itself."""
+    """Run a job and return its exception, because an event loop handles some exceptions itself."""
     try:
         await function(message, context)
     except BaseException as error:  # noqa: BLE001 - the caller raises it again
@@ -121,7 +121,7 @@ async def _outcome(
 
 
 def check_no_loop(any_async: bool, in_thread: bool = False) -> None:
-    """Raise UsageError if ``async def`` jobs cannot run, because an event loop runs or waits."""
+    """Raise UsageError if ``async def`` jobs cannot run because of another event loop."""
     if not any_async:
         return
     try:

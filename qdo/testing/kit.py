@@ -1,7 +1,7 @@
-"""The testing kit: runs an app in memory, with the engine of a worker and a simulated clock.
+"""The testing kit, which runs an app in memory with a worker's engine and a simulated clock.
 
-One worker runs at a time, in the thread of the test. When it crashes, loses its lease, hands over
-or stops, a new one resumes from the recorded progress, as in a fleet.
+One worker runs at a time, in the thread of the test. After it crashes, loses its lease, hands over
+or stops, a new worker resumes from the recorded progress, as in a fleet.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ KILLED = "the worker process died of SIGKILL"
 class Results:
     """Messages, attempts and progress of an app under test.
 
-    :ivar broker: stores the messages and dead letters; `app.broker` while the kit is open.
+    :ivar broker: stores the messages and dead letters. While the kit is open, it is also
+        `app.broker`.
     """
 
     def __init__(self, world: State, sender: SendingBroker) -> None:
@@ -66,17 +67,20 @@ class Results:
 
     @property
     def steps(self) -> list[Step]:
-        """All fault points that a worker reached, in order."""
+        """All fault points that workers have reached, in order."""
         return list(self._world.faults.steps)
 
     @property
     def faults_left(self) -> int:
-        """Number of requested faults that have not happened. It is 0 at the end of a valid test."""
+        """Number of requested faults that have not happened.
+
+        The number must be 0 at the end of a test.
+        """
         return self._world.faults.pending()
 
     @property
     def stops(self) -> list[str]:
-        """The reason of each `qdo.Stop`."""
+        """The reasons of all `qdo.Stop` exceptions."""
         return list(self._world.stops)
 
     def attempts(
@@ -84,7 +88,7 @@ class Results:
     ) -> list[Attempt]:
         """Return the ended attempts in order, optionally only those of one queue or outcome.
 
-        An attempt that a crash interrupted is not included.
+        Attempts that a crash interrupted are not included.
         """
         return [
             each
@@ -93,7 +97,7 @@ class Results:
         ]
 
     def done(self, queue: str | None = None) -> list[Any]:
-        """Return the bodies of done messages in order, including repetitions."""
+        """Return the bodies of done messages, in order and with repetitions."""
         return [each.body for each in self.attempts(queue, "done")]
 
     def skipped(self, queue: str | None = None) -> list[Any]:
@@ -107,8 +111,9 @@ class Results:
     def requests(self, pool: str | None = None) -> list[dict[str, Any]]:
         """Return the requests of a pool, or of all pools, oldest first.
 
-        Each has the format of ``qdo requests show --body -o json``, with the keys `id`, `state`,
-        `outcome`, `result`, `error`, `failed`, `take` and more. `Handle.result` reads bytes.
+        Each request has the format of ``qdo requests show --body -o json``, with the keys `id`,
+        `state`, `outcome`, `result`, `error`, `failed`, `take` and more. `Handle.result` reads
+        bytes.
         """
         return self._world.requests(pool)
 
@@ -121,7 +126,7 @@ class Results:
         return {queue: marks for queue, marks in self._marks().items() if not marks.blocked}
 
     def last(self, queue: str) -> int:
-        """Return the recorded `last` of a queue, the position up to which all messages are done."""
+        """Return the recorded position up to which all messages of a queue are done."""
         return self._world.record.node(queue).last
 
     def waiting(self, queue: str) -> list[Any]:
@@ -174,28 +179,28 @@ class Results:
 
 
 class TestKit(Results):
-    """An app under test; a context manager.
+    """An app under test, as a context manager.
 
     >>> with TestKit(app) as kit:
     ...     id = app.send("mail-eu", {"to": "Ada"})
     ...     kit.run_until_idle()
     mail to Ada
 
-    Until the kit is closed, every `app.send` sends to it. Settings come only from the code and from
-    `settings`, not from the settings file or the environment.
+    Until the kit is closed, every `app.send` sends to the kit. Settings come only from the code and
+    from `settings`, not from the settings file or the environment.
 
-    :ivar limits: the limits of its jobs, like `qdo limits`; initially, no limit has an effect.
+    :ivar limits: the limits of the app's jobs, like `qdo limits`. Initially, limits have no effect.
     :ivar holds: pauses of queues, like `qdo pause` and `qdo resume`.
     :ivar streams: splits and merges shards, like `qdo streams split` and `merge`.
     :param app: the app to test, with its jobs and hooks.
     :param clock: a clock to share with another kit.
     :param chance: returns the random number of each backoff. By default it returns 1: each backoff
         takes its full time in every run.
-    :param without_job: glob, or globs, of queues whose messages may remain without a job.
-    :param most_attempts: maximum number of jobs that a run may start. After that, the run ends with
-        a UsageError.
+    :param without_job: glob or globs of queues without a job. Messages may remain in these queues.
+    :param most_attempts: maximum number of jobs that a run may start. A run that exceeds this
+        number ends with a UsageError.
     :param settings: settings by name; they override the settings in the code.
-    :raises UsageError: another open kit tests the same app, or has another clock.
+    :raises UsageError: another open kit tests the same app or has another clock.
     """
 
     __test__ = False  # pytest collects classes that begin with Test
@@ -241,7 +246,8 @@ class TestKit(Results):
     def close(self) -> None:
         """Close the remaining job contexts, and restore the broker of the app.
 
-        :raises NoJobError: messages unexpectedly remain in queues without a job.
+        :raises NoJobError: messages remain in queues without a job that `without_job` does not
+            match.
         """
         unexpected = {
             queue: f"{pluralize(count, 'message')} of queue {queue!r}"
@@ -299,17 +305,18 @@ class TestKit(Results):
     def run_until_idle(self) -> None:
         """Run all jobs that can run now, without moving the clock.
 
-        Messages that wait for a backoff, for their due time or for an operator keep waiting. After
-        a crash or a lost lease, the next worker continues immediately. `qdo.Stop` ends the run; the
-        next run begins with a new worker. Messages in an outbox are sent immediately.
+        Messages that wait for a backoff, for their due time or for an operator continue to wait.
+        After a crash or a lost lease, the next worker continues immediately. `qdo.Stop` ends the
+        run, and the next run begins with a new worker. The kit sends messages from outboxes
+        immediately.
 
-        :raises NotSettledError: the run does not end. The error names the queue with the most
+        :raises NotSettledError: the run would not end. The error names the queue with the most
             attempts.
         """
         self.advance(0.0)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; run each message and timer at its due time."""
+        """Let time pass, and run each message and timer at its due time."""
         self._reject_in_job("run other jobs; use kit.spend(seconds) in it for the time it takes")
         check_no_loop(any(is_async(job.function) for job in self.app.jobs))
         target = self.clock.passed() + seconds
@@ -323,10 +330,10 @@ class TestKit(Results):
         self.clock.move_to(target)
 
     def run_until_settled(self, most_seconds: float = LONGEST_SECONDS) -> float:
-        """Let time pass until no message waits, except for an operator.
+        """Let time pass until the only waiting messages wait for an operator.
 
         :return: the seconds that passed.
-        :raises NotSettledError: this would take longer than `most_seconds`. The error names the
+        :raises NotSettledError: messages would still wait after `most_seconds`. The error names the
             waiting messages.
         """
         began = self.clock.passed()
@@ -343,9 +350,9 @@ class TestKit(Results):
         return self.clock.passed() - began
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within a job, for instance to simulate a slow service.
+        """Let time pass within a job, for example to simulate a slow service.
 
-        A job with `timeout_seconds` is interrupted at its timeout, as in a worker.
+        As in a worker, a job with `timeout_seconds` is interrupted at its timeout.
         """
         if not self._stack:
             raise UsageError(reason=NO_JOB)
@@ -362,16 +369,16 @@ class TestKit(Results):
         self._run()
 
     def _due(self) -> float | None:
-        """Return the time on the clock at which a message is next due, or None."""
+        """Return the time on the clock at which the next message is due, or None."""
         if self._process is None:
-            return None  # the worker stopped: without a worker, no message becomes due
+            return None  # the worker has stopped, and without a worker no message becomes due
         delayed = (self._world.store.next_due(), self._relay.next_due())
         moments = [self.clock.passed_at(each) for each in delayed if each is not None]
         due = min([self._process.due(), *moments])
         return None if due == inf else due
 
     def _next_due(self) -> float:
-        """Return the time on the clock at which a message or timer is next due, or inf."""
+        """Return the time on the clock at which the next message or timer is due, or inf."""
         due = self._due()
         timer = self._timers.next_due()
         moments = [inf if due is None else due]
@@ -380,7 +387,7 @@ class TestKit(Results):
         return min(moments)
 
     def _run(self) -> None:
-        """Run the worker and its successors, until one is idle or stops."""
+        """Run the worker and its successors until a worker is idle or stops."""
         while True:
             process = self._owner()
             self._stack.append(process)
@@ -409,19 +416,19 @@ class TestKit(Results):
         return self._process
 
     def _keep_dead(self, process: Process) -> None:
-        """Keep a dead process until the end of the test, which closes its resources."""
+        """Keep a dead process until the end of the test. The kit then closes its resources."""
         if process not in self._dead:
             self._dead.append(process)
         if self._process is process:
             self._process = None
 
     def crash(self, *, host: bool = False) -> None:
-        """Kill the worker as with kill -9: unrecorded progress is lost.
+        """Kill the worker as with kill -9. Progress that the worker has not recorded is lost.
 
         Within a job, this call does not return. Outside of jobs, the next run begins with a new
         worker.
 
-        :param host: the parent process dies, too, as if the machine failed. Then no process counts
+        :param host: the parent process also dies, as if the machine failed. Then no process counts
             the attempts of the messages in flight.
         """
         process = self._stack[-1] if self._stack else self._process
@@ -442,13 +449,13 @@ class TestKit(Results):
     ) -> None:
         """Kill the worker when it reaches a fault point the nth time, counted from now.
 
-        :param point: one of `qdo.testing.POINTS`; None counts all of them.
+        :param point: one of `qdo.testing.POINTS`; None counts all points.
         :param queue: count only the points of this queue.
         """
         self._world.faults.arm(lambda: self.crash(host=host), point, queue, nth)
 
     def lose_lease(self) -> None:
-        """End the session of the worker: its queues become free before the worker notices.
+        """End the session of the worker. Its queues become free before the worker notices.
 
         Within a job, the worker is frozen. Other workers take over its queues and run until they
         are idle. Then the frozen worker continues until the end of its message in flight.
@@ -467,7 +474,10 @@ class TestKit(Results):
     def lose_lease_at(
         self, point: Point | None = None, *, queue: str | None = None, nth: int = 1
     ) -> None:
-        """Call `lose_lease` when the worker reaches a fault point; see `crash_at`."""
+        """Call `lose_lease` when the worker reaches a fault point.
+
+        For the parameters, see `crash_at`.
+        """
         self._world.faults.arm(self.lose_lease, point, queue, nth)
 
     def _take_over(self, frozen: Process) -> None:
@@ -495,13 +505,13 @@ class TestKit(Results):
         """Decide about failing messages, like `qdo retry-now`, `skip` and `dead-letters add`.
 
         :param which: positions of messages, "first" or "all".
-        :raises NotFailingError: no message, or not the named message, fails or blocks the queue.
+        :raises NotFailingError: no message fails or blocks the queue, or a named message does not.
         :raises NotFoundError: no worker has ever owned the queue.
         """
         self._change(queue, lambda node: with_decision(node, queue, decision, which))
 
     def seek(self, queue: str, last: int) -> None:
-        """Move a queue to another position, like `qdo seek`; 0 is the beginning."""
+        """Move a queue to another position, like `qdo seek`. 0 is the beginning."""
         self._change(queue, lambda node: with_seek(node, last))
 
     def _change(self, queue: str, change: Callable[[QueueNode], QueueNode]) -> None:
@@ -514,7 +524,7 @@ class TestKit(Results):
             self._process.gate.apply(self.holds.pauses)
 
     def _reach(self, point: Point, queue: str) -> None:
-        """Pass a fault point of a sending job; sending from the test has no fault points."""
+        """Pass a fault point of a job that sends. Sending from the test has no fault points."""
         if self._stack:
             self._stack[-1].reach(point, queue)
 

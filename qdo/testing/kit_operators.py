@@ -1,4 +1,4 @@
-"""Operator calls such as `app.cancel` in a testing kit."""
+"""Executes operator calls such as `app.cancel` in a testing kit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KitOperators:
         found = find_messages(self._sender, queue, node.last, names)
         delayed = {each.delayed.number: each.id for each in found.values() if each.delayed}
         self._sender.delayed.discard(queue, delayed)
-        if reason:  # without an action log entry, a fleet forgets them
+        if reason:  # without an entry in the action log, a fleet forgets cancelled messages
             self._gone.update(delayed.values())
         positions = [each.position for each in found.values() if each.position is not None]
         outcomes = self._process().cancel(queue, positions) if positions else {}

@@ -1,8 +1,9 @@
-"""The embedded broker's statements on a SQLite database in memory.
+"""A broker in memory, which runs the statements of the embedded broker on a SQLite database.
 
-A `MemoryStore` replaces the file of the embedded broker, and outlives the processes that use it.
-Several brokers on one store represent several processes that share one file. They use the same
-connection, which sees uncommitted changes. Therefore transactions and reads hold `unforked`.
+A `MemoryStore` replaces the file of the embedded broker. The store outlives the simulated processes
+that use it. Several brokers on one store represent several processes that share one file. The
+brokers use the same connection, which sees uncommitted changes. Therefore transactions and reads
+hold `unforked`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from qdo.system.fork_guard import unforked
 from qdo.system.sqlite import ReplacedFileCheck, translated
 
 MEMORY = ":memory:"
-# Tolerance in units of 100 ns: a Unix time as a float has an error of a few units.
+# Tolerance in units of 100 ns, because a Unix time as a float has an error of a few units.
 _SLACK = 10
 _NEXT_DUE = Query("SELECT min(due) FROM delayed", "I")
 
@@ -51,17 +52,20 @@ class MemoryStore:
         self.connection = sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
         with unforked:
             _EMPTY.backup(self.connection)
-        self.listeners: list[tuple[str, Wake]] = []  # the listeners of queues, each with its app
+        self.listeners: list[tuple[str, Wake]] = []  # the listeners of queues, with their apps
         self.takers: list[tuple[str, Callable[[], None]]] = []  # the listeners of requests
         self._seen = 0
         self._dice = random.Random(0)  # tests are reproducible
 
     def new_id(self) -> str:
-        """Return an id for a message without a position; every store returns the same sequence."""
+        """Return an id for a message without a position.
+
+        Every store returns the same sequence of ids.
+        """
         return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
 
     def next_due(self) -> float | None:
-        """Return the due time of the next delayed message, as Unix time, or None."""
+        """Return the Unix time at which the next delayed message is due, or None."""
         with unforked:
             (due,) = _NEXT_DUE.only(self.connection)
         return None if due is None else time_of_position(due)
@@ -106,7 +110,7 @@ class MemoryWriter:
         self._closed = False
 
     def run(self, work: Callable[[Transaction], T], size: int = 0) -> T:
-        """Run a change; then wake listeners, outside of the transaction."""
+        """Run a change, and then wake the listeners outside of the transaction."""
         if self._closed:
             raise UnusableBrokerError(reason="this broker is closed; open a new one to send")
         store = self.store
@@ -131,7 +135,7 @@ class MemoryWriter:
                 take()
         return result
 
-    # Sends are calls of the file's writer, which groups them.
+    # The writer of a file has `call`, which groups the sends of several threads.
     call = run
 
     def close(self) -> None:
@@ -140,7 +144,7 @@ class MemoryWriter:
 
 class _NoFile(ReplacedFileCheck):
     def check(self) -> None:
-        """Do nothing: other programs cannot replace a database in memory."""
+        """Do nothing, because other programs cannot replace a database in memory."""
 
 
 _NO_FILE = _NoFile(MEMORY)
@@ -156,7 +160,7 @@ class MemoryBroker(SqliteBroker):
         self.requests = MemoryRequests(self)
 
     async def asend_many(self, messages: Sequence[Outgoing]) -> list[str]:
-        return self.send_many(messages)  # memory has no commit to wait for
+        return self.send_many(messages)  # a database in memory needs no wait for a commit
 
     def listen(self, wake: Wake) -> Callable[[], None]:
         store = self.writer.store

@@ -53,9 +53,10 @@ class KitLimit:
 
 
 class KitShare:
-    """Replaces the `LimitShare` of a fleet: one limit, for the engine of one process.
+    """The share of one limit for the engine of one process. Replaces the `LimitShare` of a fleet.
 
-    Each process counts its own permits. If it loses its lease, no other process gets them.
+    Each process counts its own permits. If a process loses its lease, no other process gets its
+    permits.
     """
 
     fault: str | None = None
@@ -82,7 +83,7 @@ class KitShare:
 
     def give_back(self) -> bool:
         self._in_use -= 1
-        return False  # no other process waits for it
+        return False  # no other process waits for the permit
 
     def wait(self, count: int) -> bool:
         self.starts.waiting = count
@@ -92,7 +93,7 @@ class KitShare:
         return False  # the kit reads `due` after each run
 
     def due(self) -> float:
-        """Return the time at which a waiting caller can start, if it lacks only a token."""
+        """Return the time at which a waiting caller that lacks only a token can start, or `inf`."""
         now = self._clock()
         if not self.starts.waiting or self.starts.has_free(now):
             return float("inf")
@@ -120,10 +121,10 @@ class KitLimits:
         """Set a limit, like `qdo limits set`. Without `max` and `rate`, the limit has no effect.
 
         :param rate: starts such as "50/s", "5/m" or "100/h", on the clock of the kit.
-        :param burst: maximum number of starts in burst / rate seconds; by default the starts of one
-            second.
-        :raises UsageError: a value is invalid; or a job that may have several messages of a queue
-            in flight needs the limit, because the kit cannot let such messages wait.
+        :param burst: maximum number of starts in burst / rate seconds. The default is the starts of
+            one second.
+        :raises UsageError: a value is invalid, or a job that needs the limit may have several
+            messages of a queue in flight. The kit cannot let such messages wait.
         """
         node = checked_terms(max, rate, burst)
         for job in self._app.jobs:
@@ -159,9 +160,10 @@ class KitLimits:
 
 
 class MemoryLocks:
-    """Locks within one process. No caller waits, since no other process could release a lock.
+    """Locks within one process. No caller waits, because no other process could release a lock.
 
-    No job runs during a section unless the test itself runs it, so sections pause nothing.
+    Sections pause nothing, because no job runs during a section unless the test itself runs the
+    job.
     """
 
     def __init__(self, permits: PermitService, operators: Any) -> None:
@@ -201,7 +203,7 @@ class MemoryLocks:
 
 
 class KitPauses:
-    """The paused queues of a kit, like `qdo pause` in a fleet."""
+    """The pauses of queues in a kit, like `qdo pause` in a fleet."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.pauses: list[Pause] = []
@@ -234,7 +236,7 @@ class KitStreams:
         self._store = store
 
     def split(self, shard: str, at: str | None = None) -> list[str]:
-        """Split a shard of a stream, like `qdo streams split`; return the names of its children.
+        """Split a shard of a stream, like `qdo streams split`; return the names of the new shards.
 
         >>> kit.streams.split("user.40-80", at="60")
         ['user.40-60', 'user.60-80']
@@ -307,7 +309,8 @@ class MemoryDocuments:
 class KitRelay:
     """Sends the messages of an app's outboxes to the broker of a kit.
 
-    A test may run without the database of the outbox: like a worker, the kit only logs errors.
+    A test may run without the database of the outbox, because the kit only logs errors, like a
+    worker.
     """
 
     def __init__(self, app: App, broker: Broker) -> None:
@@ -316,7 +319,7 @@ class KitRelay:
         self._failed: set[str] = set()
 
     def relay(self) -> bool:
-        """Send all rows that are due; return whether there were any."""
+        """Send all due rows; return True if there were due rows."""
         moved = 0
         for outbox in self._app.outboxes:
             table = str(outbox.table.name)
@@ -351,7 +354,7 @@ class KitTimers:
         return min((e.after(self._sent_until) for e in self._app.timers.values()), default=None)
 
     def send(self) -> bool:
-        """Send the messages of due timers; return whether there were any."""
+        """Send the messages of due timers; return True if there were due timers."""
         begin = self._sent_until
         self._sent_until = self._clock.now + TOLERANCE_SECONDS
         due = []

@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for the tests of apps. Only tests that use them load qdo."""
+"""The pytest plugin, with fixtures for the tests of apps. Only tests that use them load qdo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def qdo_kit() -> Iterator[Callable[..., TestKit]]:
-    """Make a `qdo.testing.TestKit`: ``kit = qdo_kit(app)``, with the parameters of `TestKit`.
+    """Return a function that makes kits. ``kit = qdo_kit(app)`` takes the parameters of `TestKit`.
 
     The fixture closes each kit at the end of the test. The test fails if a requested crash or lost
     lease has not happened, or if messages remain without a job.

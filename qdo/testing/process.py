@@ -1,8 +1,8 @@
-"""One worker process of a testing kit: the engine of a worker, run step by step.
+"""One worker process of a testing kit, which runs the engine of a worker step by step.
 
-It uses the dispatcher, pipeline, outcomes and policies of every worker. A list of calls replaces
-the greenlets, and memory replaces the broker and the coordinator. Fault points are between the
-steps, not in the engine.
+The process uses the dispatcher, pipeline, outcomes and policies of a worker. A list of calls
+replaces the greenlets, and memory replaces the broker and the coordinator. Fault points are between
+the steps, not in the engine.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from qdo.worker.engine.pauses import PauseGate
 from qdo.worker.engine.pipeline import Pipeline
 from qdo.worker.pools.duty import PoolDuty
 
-# The kit keeps the session alive: a lease ends only when the test ends it.
+# Duration of a lease, which ends only when the test ends it.
 LEASE_SECONDS = 1e9
 # Maximum time for greenlets to store the ends of requests in memory.
 JOIN_SECONDS = 10.0
-# Tolerance. The error of a Unix time as a float is smaller.
+# Tolerance, which exceeds the error of a Unix time as a float.
 SLACK_SECONDS = 1e-6
 NEVER_RESUMED = (
     "waits in `pause`, and no job resumes it; in a TestKit, a job must do so, for instance that of"
@@ -55,7 +55,7 @@ GIVE_UP = (
 
 
 class KitRegistration(NamedTuple):
-    """The part of a member that pools need."""
+    """The part of a coordinator member that pools need."""
 
     name: str
     lease: Lease
@@ -78,7 +78,7 @@ class KitPools:
         self._duty = PoolDuty(
             app, store, *parts, lambda pool: True, self._current, lambda: clock.now
         )
-        for owner in store.owners():  # as the leader does for lost workers
+        for owner in store.owners():  # the leader does this for lost workers
             store.give_back(owner)
         self._woken = True
         self._heard_at = 0.0
@@ -88,7 +88,7 @@ class KitPools:
         self._woken = True
 
     def hear(self) -> None:
-        """Claim new pools; wake pools that have available or marked requests."""
+        """Claim new pools, and wake pools that have available or marked requests."""
         now = self._clock.now + SLACK_SECONDS
         if self._woken or self._duty.due(self._heard_at) <= now:
             self._woken = False
@@ -103,11 +103,11 @@ class KitPools:
         return found is not None and found.asks
 
     def store_ends(self) -> None:
-        """Run the greenlets that store the ends of requests."""
+        """Wait for the greenlets that store the ends of requests."""
         self._duty.join(JOIN_SECONDS)
 
     def lose(self) -> None:
-        """Drop the claims: the session has ended."""
+        """Drop the claims, because the session has ended."""
         self._current.member = None
         self._duty.step()
 
@@ -118,11 +118,11 @@ class KitPools:
 
 
 class Process:
-    """A worker process, which receives the engine's reports in place of a coordinator member.
+    """A worker process. In place of a coordinator member, it receives the engine's reports.
 
-    :ivar alive: False after it was killed; its actions then have no effect.
-    :ivar stopping: why it releases its queues, or None if it does not.
-    :ivar running: the process is on the stack, so a job may be running.
+    :ivar alive: False after the test has killed the process. Its actions then have no effect.
+    :ivar stopping: reason why the process releases its queues, or None.
+    :ivar running: whether the process is on the stack, so that a job may be running.
     """
 
     is_pool = False
@@ -178,7 +178,7 @@ class Process:
         self._woken(self._broker.catalog.names())
 
     def run(self) -> None:
-        """Run turns until no queue is ready or this process ends, see `TestKit.run_until_idle`."""
+        """Run turns until no queue is ready or this process ends (see `TestKit.run_until_idle`)."""
         self.running = True
         self._pipeline.limits.changed()
         try:
@@ -192,7 +192,7 @@ class Process:
             raise self._fault
 
     def _step(self) -> bool:
-        """Make the next call of the list, or open shards; return whether there was one to make."""
+        """Make the next call of the list, or open shards; return False without work."""
         self._hear()
         self._dispatcher.tick()
         if self._spawned:
@@ -214,11 +214,11 @@ class Process:
         starts = min([self._pools.due(), *(share.due() for share in self._limits.values())])
         if not any(slot.waits_for_key for slot in slots):
             return min(starts, self._dispatcher.due())
-        # A missing key does not appear by waiting.
+        # Ignore queues that wait for a key, because waiting does not add the key.
         return min([starts, *(slot.alarm for slot in slots if not slot.waits_for_key)])
 
     def spend(self, seconds: float) -> None:
-        """Let time pass within the running job; record the progress of turns during this time."""
+        """Let time pass within the running job, and record the progress of turns."""
         self._executor.spend(seconds)
         if seconds >= self._world.settings.checkpoint_seconds:
             self._dispatcher.note_progress()
@@ -277,7 +277,7 @@ class Process:
         self._pools.hear()
 
     def _between_turns(self) -> None:
-        """Do the work of a worker's other greenlets: checkpoints, wakeups, shutdown."""
+        """Do the work of a worker's other greenlets: checkpoints, wakeups and shutdown."""
         if not self.alive:
             raise Crashed
         self._pools.store_ends()
@@ -298,7 +298,7 @@ class Process:
         self._world.stops.append(reason)
 
     def progress(self, claim: Claim) -> None:
-        self._dirty[claim.queue] = claim  # written after the turn
+        self._dirty[claim.queue] = claim  # the process writes the node after the turn
 
     def record(self, claim: Claim, timeout_seconds: float | None = None) -> bool:
         owned = self._owned.get(claim.queue)
@@ -322,7 +322,7 @@ class Process:
         self.reach("after-release", claim.queue)
 
     def _write(self, owned: Owned, node: QueueNode) -> bool:
-        """Write a queue node, unless the lease was lost at the last fault point."""
+        """Write a queue node, unless the process lost its lease at the last fault point."""
         if not self._world.record.write(owned.queue, node, self.name):
             return False
         owned.node = node
@@ -348,7 +348,7 @@ class Process:
         return claim
 
     def cancel(self, queue: str, positions: Iterable[int]) -> dict[int, CancelOutcome]:
-        """Cancel messages of a queue; claim a new queue first."""
+        """Cancel messages of a queue. Claim new queues first."""
         self._hear()
         return self._pipeline.cancellations(self._dispatcher.slots).cancel(queue, positions)
 
@@ -363,7 +363,7 @@ class Process:
         self._dispatcher.repositioned(self, old, self._give(owned, old.fence))
 
     def lose(self) -> None:
-        """Lose the session: another worker may own every queue from now on."""
+        """Lose the session. From now on, another worker may own every queue."""
         self._lease.end()
         self._unlisten()
         self._pools.lose()
@@ -376,7 +376,7 @@ class Process:
         self._world.record.free(self.name)
 
     def drain(self) -> None:
-        """Release every queue cleanly. The process may die before the end."""
+        """Release all queues cleanly. A fault may kill the process before the end."""
         try:
             self._release()
         except Crashed:
@@ -392,7 +392,7 @@ class Process:
         self._pools.drain()
 
     def die(self, reason: str) -> None:
-        """Die as after kill -9; with a reason, count an attempt of each message in flight."""
+        """Die as after kill -9. With a reason, count an attempt of each message in flight."""
         self.alive = False
         self._unlisten()
         if reason:

@@ -1,4 +1,4 @@
-"""The state that outlives the processes of a testing kit: attempts and queue nodes."""
+"""The state that outlives the processes of a testing kit, such as attempts and queue nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from qdo.testing.memory_fleet import KitLimits, KitPauses
 
 
 class MemoryCoordinator:
-    """The queue nodes of an app, as bytes. It has no transactions, because there is one thread."""
+    """The queue nodes of an app, as bytes.
+
+    Transactions are not needed, because there is one thread.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, bytes] = {}
@@ -88,11 +91,11 @@ class MemoryCoordinator:
 class Attempt:
     """An ended attempt.
 
-    :ivar body: the body that the job got; the original bytes if decoding failed.
+    :ivar body: the body that the job received, or the original bytes if decoding failed.
     :ivar outcome: "done", "retry", "wait", "dead-letter", "skip", "block", "stop" or "lost".
     :ivar error: the error on one line; None if the job returned.
-    :ivar seconds: how long the job ran on the clock of the kit.
-    :ivar worker: name of the worker. Its successor has another name.
+    :ivar seconds: duration of the job on the clock of the kit.
+    :ivar worker: name of the worker. Each new worker has another name.
     """
 
     queue: str
@@ -112,8 +115,8 @@ class Attempt:
 class State:
     """One app, its messages, and their recorded progress.
 
-    :ivar chance: returns the random numbers of backoffs, from 0 to 1.
-    :ivar most: maximum number of jobs that a run may start; `left` is the rest.
+    :ivar chance: a function that returns the random numbers of backoffs, from 0 to 1.
+    :ivar most: maximum number of jobs that a run may start. `left` is the number of remaining jobs.
     """
 
     app: App
@@ -166,7 +169,7 @@ class State:
         return job is not None and job.pool
 
     def note(self, event: Event, fence: int, seconds: float, body: Any) -> None:
-        """Keep an attempt; `body` is the body of a request, as the job got it."""
+        """Record an attempt. `body` is the body that the job of a request received."""
         key = None
         if not self.is_pool(event.queue):
             (row,) = self.broker.reader(event.queue, event.position - 1).fetch(1)

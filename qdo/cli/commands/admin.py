@@ -64,7 +64,8 @@ def completion(shell: str) -> None:
     fish:  qdo admin completion fish > ~/.config/fish/completions/qdo.fish
     """
     for program in PROGRAMS:
-        # The script only names the program: the shell asks it for commands while the user types.
+        # The script only contains the program's name. The shell runs the program to complete
+        # commands.
         kind = _SHELLS[shell]
         script = kind(click.Command(program), {}, program, completion_variable(program))
         click.echo(script.source_template % script.source_vars())
@@ -72,7 +73,7 @@ def completion(shell: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """A node of the coordinator; if it cannot be read, the value is the reason."""
+    """A node of the coordinator. The value of an unreadable node is the reason."""
 
     path: str
     value: str
@@ -85,10 +86,10 @@ class Znode:
 
 
 def subtree(client: Client, root: str) -> list[Znode]:
-    """Return the node at `root`, if it exists, and all nodes below it, parents first, by name."""
+    """Return the node at `root`, if any, and all nodes below `root`, parents first, by name."""
     paths = [root]
     level = paths
-    while level:  # nodes that are created or deleted now may be missing
+    while level:  # nodes that another process creates or deletes now may be missing
         below = read_permitted_children(client, level)
         level = [
             f"{path.rstrip('/')}/{name}" for path, names in below.items() for name in names or ()
@@ -126,7 +127,7 @@ def tree(form: str, settings: Settings) -> None:
 
 
 def drawn(nodes: Sequence[Znode]) -> Iterable[str]:
-    """Yield one line per node of a subtree, parents before children, with branches."""
+    """Yield one line, with branches, for each node of a subtree, parents before children."""
     children_of = _children(nodes)
     stack = [(node, "", "") for node in nodes[:1]]
     while stack:

@@ -123,12 +123,12 @@ def _execute(connections: Connections, steps: list[ImportStep], id: str, consent
     try:
         for index, step in enumerate(steps):
             steps[index] = execute_step(fleet, step, id, consent.reason)
-    finally:  # show the executed steps even if others failed
+    finally:  # show the executed steps even if other steps failed
         _effect(steps).show(consent.form)
 
 
 def _check_kind(settings: Settings) -> None:
-    """Raise UnsupportedError for a broker without positions that another owner could use."""
+    """Raise UnsupportedError for a broker whose positions only one owner can use."""
     if not kind_of(settings.broker).positions.stable:
         raise UnsupportedError(
             broker="this broker",
@@ -138,7 +138,7 @@ def _check_kind(settings: Settings) -> None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines; cut a line that is too long, so that it is rejected later."""
+    """Yield lines. Cut a line that is too long; the caller then rejects the line."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 
@@ -150,7 +150,7 @@ def _written(target: str) -> Iterator[TextIO]:
         sys.stdout.flush()
         return
     if os.path.exists(target) and not os.path.isfile(target):
-        with open(target, "w", encoding="utf-8") as out:  # do not replace a device or pipe
+        with open(target, "w", encoding="utf-8") as out:  # never replace a device or pipe
             yield out
         return
     folder, name = os.path.split(os.path.realpath(target))

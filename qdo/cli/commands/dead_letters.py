@@ -1,4 +1,4 @@
-"""`qdo dead-letters`: list, show, add, retry, discard, export."""
+"""The commands of `qdo dead-letters`: list, show, add, retry, discard and export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEMA = "qdo.dead-letters/2"
 
 
 def dead_letter_page(item: dict[str, Any]) -> str:
-    """Return the exported fields of a dead letter, one per line, and its traceback."""
+    """Return the exported fields of a dead letter, one per line, and the traceback."""
     if "body" in item:
         body = json_text(item["body"])
     else:
@@ -188,7 +188,10 @@ def _list_kinds(glob: str, filters: Filter, form: str, settings: Settings) -> No
 def _exported(
     broker: Broker, letters: Iterable[Letter], settings: Settings, rows: Rows
 ) -> Iterator[Any]:
-    """Read one dead letter at a time, because all bodies together may not fit into memory."""
+    """Yield exported dead letters.
+
+    Read them one at a time, because all bodies may not fit into memory.
+    """
     vault = vault_of(settings, settings.app, broker.stream_of)
 
     def item(letter: Letter) -> Any:
@@ -265,7 +268,7 @@ def retry(**chosen: Any) -> None:
     Name them as QUEUE ID..., or give a GLOB of queues and one of --all, --error, --older and
     --newer. The message keeps its id; its header qdo-retried counts how often it was sent again.
     """
-    # A glob may match more queues than expected, even if it now matches only one.
+    # Ask for confirmation even if the glob matches only one queue, because it may soon match more.
     _change("retry", "retried", ops.retry, asks=not chosen["ids"], **chosen)
 
 
@@ -309,7 +312,7 @@ def _change(
 def _chosen(
     broker: Broker | None, queue: str, ids: tuple[str, ...], every: bool, filters: Filter
 ) -> tuple[Sequence[Letter], Sequence[str]]:
-    """Return the selected dead letters, and the given ids that do not exist."""
+    """Return the selected dead letters, and the ids without a dead letter."""
     is_filtered = every or filters != Filter()
     if bool(ids) == is_filtered:
         raise UsageError(
@@ -341,14 +344,14 @@ class _LetterTask:
     def report(
         self, operation: Iterator[LetterResult], consent: Consent, settings: Settings
     ) -> None:
-        """Print the results, even after an error; raise an error for the rest."""
+        """Print the results, even after an error; raise an error if dead letters are left."""
         results: list[LetterResult] = []
         try:
             for each in operation:
                 results.append(each)  # noqa: PERF402 - keep the results before an error
         finally:
             done = [each for each in results if each.done]
-            if done:  # do this first: stdout may be full or closed
+            if done:  # do this first, because stdout may be full or closed
                 note_in_action_log(
                     settings,
                     f"dead-letters {self.verb}",

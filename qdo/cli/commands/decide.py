@@ -1,4 +1,4 @@
-"""`qdo retry-now`, `skip`, `cancel`, `purge` and `peek`: messages of a queue."""
+"""`qdo retry-now`, `skip`, `cancel`, `purge` and `peek`, which act on messages of a queue."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def _decide(
     settings: Settings,
     every: bool = False,
 ) -> None:
-    """Decide about messages by ids or positions; if none is given, about the first, or all."""
+    """Decide about the messages with these ids or positions.
+
+    Without ids, decide about the first message, or all.
+    """
     require_app(settings)
     if ids and every:
         raise UsageError(reason="give the IDs of messages or --all, not both")
@@ -137,7 +140,7 @@ def _decide(
 
         planned = chosen(plan.node, queue, plan.which)
         what = f"{_VERBS[decision]} {pluralize(len(planned), 'message')}"
-        # Confirm even one message, because skipping drops it.
+        # Ask even about one message, because skipping drops the message.
         asks = decision == "skip" or (every and len(planned) > 1)
         if not consent.given(what, effect(planned).show, asks=asks):
             return
@@ -148,7 +151,7 @@ def _decide(
 
 
 def _are_positions(names: Sequence[str]) -> bool:
-    """Return whether all names are positions, so that no message must be read for its id."""
+    """Return whether all names are positions, which are usable without reading messages."""
     return all(map(str.isdecimal, names))
 
 
@@ -171,13 +174,13 @@ def _decision_item(
 
 
 def _sent(position: int, broker: str) -> str | None:
-    """Return the send time of the message; None if the address belongs to another broker."""
+    """Return the send time of a message; None for a position of another broker."""
     last = kind_of(broker).positions.to_time(position)
     return format_position(last) if last <= MAX_LAST else None
 
 
 def _decision_command(name: str, decision: OperatorDecision) -> click.Command:
-    """Return the command for a decision about messages; only `skip` must name each message."""
+    """Return the command for a decision about messages. Only `skip` requires message ids."""
     call: Any = partial(_decide, decision)
     call = changing(*SHARED)(call)
     skips = decision == "skip"
@@ -222,7 +225,7 @@ def cancel_messages(
             planned[:] = cancel(fleet, queue, ids, really=False)
             _show_cancellations(queue, planned, form, out)
             if all(each.outcome == NOT_FOUND for each in planned):
-                check_outcomes(queue, planned)  # no change needs confirmation
+                check_outcomes(queue, planned)  # nothing to confirm
 
         if not consent.given(f"cancel {pluralize(len(ids), 'message')}", show):
             check_outcomes(queue, planned)
@@ -280,7 +283,7 @@ def purge_queues(glob: str, delayed: bool, consent: Consent, settings: Settings)
                 done = purge_all(fleet, plans, glob, consent.reason)
                 for index, dropped in enumerate(done):
                     items[index] = _purge_item(plans[index], executed=True, dropped=dropped)
-            finally:  # show the purged queues even if others failed
+            finally:  # show the purged queues even if other queues failed
                 effect.show(consent.form)
 
 

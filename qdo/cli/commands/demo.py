@@ -1,4 +1,4 @@
-"""The command `qdo demo`: workers share queues, and one worker is killed."""
+"""The command `qdo demo`, in which workers share queues and the demo kills one worker."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def demo(queues: int, messages: int, keep: bool) -> int:
     try:
         good = _perform(folder, display, size)
     except KeyboardInterrupt:
-        good = True  # no fault to investigate
+        good = True  # an interruption is not a failure of the demo
         raise
     finally:
         if keep or not good:

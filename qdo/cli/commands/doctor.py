@@ -1,4 +1,4 @@
-"""`qdo doctor`: checks the environment of the queues."""
+"""The command `qdo doctor`, which checks the services, workers and hosts of an app."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def doctor(form: str, settings: Settings) -> int:
 def _opened(
     stack: ExitStack, settings: Settings, faults: dict[str, str], name: str, **only: bool
 ) -> Connections | None:
-    """Open one of the two services; keep the reason if that fails."""
+    """Open the coordinator or the broker. If this fails, add the reason to `faults`."""
     try:
         opened = stack.enter_context(open_connections(settings, **only))
         if name == "broker":

@@ -1,4 +1,4 @@
-"""`qdo documents`: list, get, put and delete documents."""
+"""The commands of `qdo documents`: list, get, put and delete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from qdo.fleet.folder_view import CopiedNode
     from qdo.settings.settings import Settings
 
-# Maximum length of the JSON text. White space and escapes can make it longer than the stored value.
+# Maximum length of the JSON text. With white space and escapes, the text can be longer than the
+# stored value.
 _MOST_INPUT_BYTES = 4 * MAX_DOCUMENT_BYTES
 
 
@@ -203,10 +204,11 @@ def _documents(
     *,
     dry_run: bool = False,
 ) -> Documents:
-    """Return a set of documents; `entry` makes the action log entry of a change."""
+    """Return a set of documents. `entry` makes the entry in the action log for a change."""
 
     def record(node: Node) -> CreateOp:
-        # Log no values: documents may be large, and some readers of the log may not read documents.
+        # Do not log values. Documents may be large, and some readers of the log may not read
+        # documents.
         version = node.version if isinstance(node, NodeRead) and node.version >= 0 else None
         return entry({"version": version}, {})  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""`qdo events`: past and current changes in an app."""
+"""The command `qdo events`, which shows past and current changes in an app."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from qdo.ops.verdicts import judge_all
 from qdo.ops.worker_status import WorkerStatus, worker_statuses
 from qdo.settings.settings import Settings
 
-# Number of the newest action log entries that one reading gets.
+# Number of the newest entries of the action log that the command reads at once.
 ENTRIES = 200
 
 
@@ -92,7 +92,7 @@ def _write_past(
     workers: Sequence[WorkerStatus],
     entries: Sequence[AuditEntry],
 ) -> int:
-    """Write past events, oldest first; return the number of events that the sources contain."""
+    """Write past events, oldest first. Return the number of all events in the sources."""
     recorded = []
     if settings.history:
         try:
@@ -113,7 +113,7 @@ def _follow(
     until: float | None,
     write_past: Callable[[Sequence[WorkerStatus], Sequence[AuditEntry]], int],
 ) -> None:
-    """Write past events, then new changes, until a time of the monotonic clock or forever."""
+    """Write past events and then new changes, until a time of the monotonic clock or forever."""
     before: Look | None = None
     while True:
         try:
@@ -122,8 +122,8 @@ def _follow(
             print_message(f"cannot look: {error}")
         else:
             if before is None:
-                # The past events come from the first reading, so no event between the two is
-                # missing.
+                # The past events come from the first reading. Therefore no event between past and
+                # new events is missing.
                 write_past(workers, after.entries)
                 print_message(f"following {len(after.judged)} queues, {len(after.workers)} workers")
             for change in changes(before, after) if before is not None else ():

@@ -1,4 +1,4 @@
-"""`qdo timers`, `qdo locks`, `qdo audit` and `qdo admin outbox`: the shared parts of an app."""
+"""The commands `qdo timers`, `qdo locks`, `qdo audit` and `qdo admin outbox`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qdo history`: the past of queues, and failed attempts."""
+"""The commands of `qdo history`, which show the past of queues and failed attempts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def history() -> None:
 
 
 def _report(argument: str, nouns: str = "", limit: int = 50) -> Callable[[Any], Any]:
-    """Give a command its argument, --since as `oldest`, --limit if it lists items, and the app."""
+    """Add the argument, --since (as `oldest`), --limit (for a list) and the app to a command."""
 
     def decorate(function: Any) -> Any:
         def call(since: float, settings: Settings, **arguments: Any) -> Any:
@@ -204,5 +204,5 @@ def _run_item(run: RecordedRun) -> dict[str, Any]:
 
 
 def _rounded(item: Mapping[str, Any]) -> dict[str, float]:
-    """Return durations in steps of 0.1 ms, the smallest class of durations."""
+    """Round durations to 0.1 ms, which is the smallest class of durations."""
     return {key: round(each, 4) for key, each in item.items() if isinstance(each, float)}

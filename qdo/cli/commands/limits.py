@@ -1,4 +1,4 @@
-"""`qdo limits`: list, set and delete limits of the whole fleet."""
+"""The commands of `qdo limits`: list, set and delete limits of the whole fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qdo pause` and `qdo resume`: pauses of queues in the whole fleet."""
+"""The commands `qdo pause` and `qdo resume`, for pauses of queues in the whole fleet."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from qdo.settings.settings import Settings
 from qdo.system.processes import die_with_parent, module_argv
 from qdo.text import join_some, pluralize
 
-# Time between SIGTERM and SIGKILL, for a command to end.
+# Time after SIGTERM in which a command must end before it receives SIGKILL.
 KILL_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
-# The variable with the fence of the section, for the COMMAND of `qdo pause`.
+# The environment variable in which COMMAND of `qdo pause` receives the fence of the section.
 FENCE_VARIABLE = "QDO_HOLD_FENCE"
-# The exit code of a shell if it cannot run a command.
+# The exit code of a shell that cannot run a command.
 _CANNOT_RUN = 126
 
 
@@ -47,11 +47,11 @@ def run_bound(
     environ: Mapping[str, str],
     kill_seconds: float = KILL_SECONDS,
 ) -> int:
-    """Run a command to its end; return its exit code, or 128 + N after signal N.
+    """Run a command and wait for its end. Return its exit code, or 128 + N after signal N.
 
-    This calls `holds` every 0.1 s. If it returns False, the command receives SIGTERM, and SIGKILL
-    `kill_seconds` later. The command also receives SIGTERM if this process is killed. Call this in
-    the main thread.
+    Call `holds` every 0.1 s. If `holds` returns False, the command receives SIGTERM, and SIGKILL
+    `kill_seconds` later. The command also receives SIGTERM if this process is killed. Call this
+    function in the main thread.
     """
     parent = str(os.getpid())
     ended_at_signal = False
@@ -71,7 +71,7 @@ def run_bound(
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward signals to a process; end the process with the block."""
+    """Forward signals to a process during a block. End the process at the end of the block."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)
@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
 
 class CommandAfterDashes(click.Command):
-    """A command whose parameter `run` has the arguments after `--`, or None without `--`."""
+    """A command whose parameter `run` has the arguments after `--`; None without `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -117,7 +117,7 @@ class CommandAfterDashes(click.Command):
 
 @dataclass(frozen=True, slots=True)
 class _PlannedPause:
-    """The queues that the operator pauses, and the wait for the messages in flight."""
+    """A planned pause, and the maximum wait for the messages in flight."""
 
     pause: Pause
     timeout_seconds: float
@@ -205,7 +205,7 @@ def _pause(planned: _PlannedPause, consent: Consent, settings: Settings, *, wait
 def _effect(
     pause: Pause, count: int, *, id: str | None = None, workers: int | None = None
 ) -> Effect:
-    """Return the effect of a pause; a pause without `id` has no node yet."""
+    """Return the effect of a pause. `id` is None before the pause has been written."""
     item = {**pause_item(pause), "id": id, "matching": count, "workers": workers}
     columns = ("id", "queues", "matching", "workers", "until", "why")
     return Effect("qdo.pause/1", columns, [item])

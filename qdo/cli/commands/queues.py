@@ -1,4 +1,4 @@
-"""`qdo queues`: queues with owners, progress and backlogs, or their sums."""
+"""The command `qdo queues`, which shows queues or sums of queues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GROUP_COLUMNS = {
     "backlog": "BACKLOG",
     "dead_letters": "DEAD LETTERS",
 }
-# Maximum number of ETAs, each of which needs a query. Queues with larger backlogs come first.
+# Maximum number of ETAs, because each ETA needs a query. Queues with larger backlogs come first.
 MOST_ETAS = 1000
 _HELP = """\b
 Columns:
@@ -193,7 +193,7 @@ def _queue_cells(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
-    """Add the time that each backlog needs; None if it is unknown or no worker runs."""
+    """Add the time that each backlog needs; None if the time is unknown or no worker runs."""
     runs = [
         each
         for each in items
@@ -215,7 +215,7 @@ def _add_etas(items: list[dict[str, Any]], history: str, app: str) -> None:
 
 
 def _report_gaps(statuses: Statuses) -> None:
-    """Report gaps in the list; raise an error for backlogs that could not be read."""
+    """Report gaps in the list. Raise an error if some backlogs could not be read."""
     unread = [each.queue for each in statuses.queues if each.error is not None]
     report_unasked(statuses)
     if unread or statuses.unread:
@@ -236,7 +236,7 @@ def _add_up(
     form: str,
     settings: Settings,
 ) -> None:
-    """List sums. The age is the age of the oldest next message."""
+    """List sums of groups of queues. The age is the age of the oldest next message."""
     judged, statuses = _judged(names, states, reading, settings)
     emit("qdo.groups/1", group_items(judged, by), form, _GROUP_COLUMNS, cells=backlog_cells)
     report_unasked(statuses)

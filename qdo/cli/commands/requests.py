@@ -1,4 +1,4 @@
-"""`qdo requests`: list, show, cancel, resume and retry requests of pools."""
+"""The commands of `qdo requests`: list, show, cancel, resume and retry requests of pools."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def requests() -> None:
 
 @contextmanager
 def _store(settings: Settings) -> Iterator[RequestStore | None]:
-    """Yield the requests of the app; None before the first message or request."""
+    """Yield the store of the app's requests; None before the first message or request."""
     require_app(settings)
     with open_connections(settings, coordinator=False) as connections:
         broker = connections.known_broker()
@@ -61,7 +61,7 @@ def _store(settings: Settings) -> Iterator[RequestStore | None]:
 
 @contextmanager
 def _opened_request(settings: Settings, id: str) -> Iterator[tuple[RequestCalls, RequestRecord]]:
-    """Yield the calls of the app, which use the open broker, and a request."""
+    """Yield a request, and the app's functions for requests, which use the open broker."""
     require_app(settings)
     with open_connections(settings, coordinator=False) as connections:
         broker = connections.known_broker()
@@ -210,7 +210,7 @@ def _change(
     settings: Settings,
     asks: bool = False,
 ) -> None:
-    """Change a request, and then write an entry of the action log."""
+    """Change a request, and then write an entry to the action log."""
     with _opened_request(settings, id) as (calls, record):
         ops.check_change(verb, record)
         was = ops.state_text(record)

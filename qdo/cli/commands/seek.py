@@ -1,4 +1,4 @@
-"""`qdo seek`: process messages again, or skip them. `qdo delete`: delete queues."""
+"""The commands `qdo seek` and `qdo delete`, which move and delete queues."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def delete_queues(
                 for deletion, item in zip(plans, items, strict=True):
                     delete(fleet, deletion, reason=consent.reason)
                     item["executed"] = True
-            finally:  # show the deleted queues even if another failed
+            finally:  # show the deleted queues even if another queue failed
                 effect.show(consent.form)
 
 

@@ -1,4 +1,4 @@
-"""`qdo send`: one message, or JSON lines from a file or standard input."""
+"""The command `qdo send`, which sends one message, or JSON lines from a file or standard input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BATCH_MESSAGES = 1000
 BATCH_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 18
 RAISE_LIMIT = "raise the setting max_body_bytes"
-# White space around a JSON body in a file, which is not part of the body.
+# Maximum white space around a JSON body in a file. The white space is not part of the body.
 SPACE_BYTES = 1024
 _UTF8_MARK = b"\xef\xbb\xbf"
 
@@ -59,22 +59,22 @@ class LineProblem(Exception):
 class LineFormat:
     """Converts lines to messages."""
 
-    # The queue of all messages, or None: each line names its queue in `queue_field`.
+    # The queue of all messages. If None, each line names its queue in `queue_field`.
     queue: str | None
     queue_field: str | None
     key_field: str | None
     # Maximum size of a body at the broker.
     max_bytes: int
     delay_seconds: float | None = None
-    # Unix time at which messages are delivered.
+    # Unix time at which messages are due.
     at: float | None = None
-    # The remedy for larger bodies.
+    # The remedy that an error names for larger bodies.
     larger: str = REFERENCE
     priority: int = NORMAL
 
     def message(self, line: bytes) -> NewMessage:
-        """Return the message of a line, with an unchanged body; raise LineProblem if invalid."""
-        if len(line) > self.max_bytes + CHUNK_BYTES:  # a part, see `chunks_of_lines`
+        """Return the message of a line; raise LineProblem for an invalid line."""
+        if len(line) > self.max_bytes + CHUNK_BYTES:  # a part of a line (see `chunks_of_lines`)
             raise self._too_large(f"more than {self.max_bytes + CHUNK_BYTES}")
         value = checked_json(line)
         if len(line) > self.max_bytes:
@@ -97,7 +97,7 @@ class LineFormat:
         )
 
     def outgoing(self, line: bytes) -> Outgoing:
-        """Return the checked message of a line for the broker; raise LineProblem if invalid."""
+        """Return the checked message of a line; raise LineProblem for an invalid line."""
         try:
             return build_outgoing(self.message(line))
         except UsageError as error:
@@ -134,7 +134,7 @@ def _text_at(value: Any, name: str | None) -> str:
 
 
 class Strays:
-    """The queues that no job of the app takes; none if the app's code is unknown."""
+    """The queues that no job of the app takes. There are none if the app's code is unknown."""
 
     def __init__(self, app: App | None) -> None:
         self._app = app
@@ -175,11 +175,11 @@ class LineSender:
     def run(self, chunks: Iterable[list[bytes]], progress: Callable[[int], object]) -> int:
         """Send all lines except empty ones; return the number of messages.
 
-        Slow input is sent as it arrives: a batch contains only the lines that can be read
-        immediately.
+        A batch contains only the lines that can be read immediately. Therefore slow input is sent
+        without delay.
 
-        :param progress: called with the size of each chunk after the chunk was sent.
-        :raises InputLineError: a line is not a message; all lines before it were sent.
+        :param progress: a function to call with the size of each sent chunk.
+        :raises InputLineError: a line is not a message. All lines before this line have been sent.
         """
         for lines in chunks:
             for line in lines:
@@ -232,7 +232,7 @@ def chunks_of_lines(
 ) -> Iterator[list[bytes]]:
     """Yield lists of lines, with line ends, as soon as the lines can be read.
 
-    :param longest: a longer line is yielded in parts, so that the caller can reject it before it
+    :param longest: maximum length. A longer line comes in parts; the caller can reject it before it
         fills the memory.
     """
     begun: list[bytes] = []  # the parts of an unfinished line
@@ -379,7 +379,7 @@ def _options(
 def _content(
     queue: str, body: str | None, path: str | None, raw: bool, settings: Settings
 ) -> bytes:
-    """Return BODY or the content of FILE; read only the beginning of a file that is too large."""
+    """Return BODY or the content of FILE. Read only the beginning of a file that is too large."""
     if body is not None:
         data = os.fsencode(body)
     else:
@@ -404,7 +404,7 @@ def _json(data: bytes) -> JsonText:
 def _send_one(settings: Settings, message: NewMessage) -> None:
     outgoing = build_outgoing(message)
     check_size(outgoing, settings.max_body_bytes)
-    encrypted([outgoing], settings, settings.app, str)  # no file without a usable key
+    encrypted([outgoing], settings, settings.app, str)  # without a usable key, create no file
     with _broker(settings, outgoing.terms) as broker:
         (outgoing,) = encrypted([outgoing], settings, settings.app, broker.stream_of)
         print(printable(str(broker.send(outgoing))), flush=True)
@@ -446,7 +446,7 @@ def _send_file(
 
 @contextmanager
 def _report_count(sender: LineSender) -> Iterator[None]:
-    """Report the number of sent messages on stderr, or as part of the error of a line."""
+    """Report the number of sent messages on stderr, or in the error about a line."""
     try:
         yield
     except InputLineError:
@@ -472,7 +472,10 @@ def _opened(path: str, stack: ExitStack) -> tuple[BufferedReader, str]:
 
 @contextmanager
 def _progress(stream: BufferedReader, source: str) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar if stderr is a terminal; yield a function to call with the bytes read."""
+    """Show a progress bar if stderr is a terminal.
+
+    Yield a function to call with the number of bytes.
+    """
     if not sys.stderr.isatty():
         yield lambda size: None
         return

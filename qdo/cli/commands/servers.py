@@ -1,4 +1,4 @@
-"""`qdo dashboard`: the state of the app in a browser; `qdo ingest`: its webhooks."""
+"""The servers `qdo dashboard` and `qdo ingest`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
         endpoints.log_counts()
         try:
             code.register()
-        except QdoError as error:  # receiving needs only the broker
+        except QdoError as error:  # the receiver of webhooks needs only the broker
             _log.warning("not listed in `qdo workers --all`: %s; retrying in 60 s", error)
 
     with code:
@@ -146,7 +146,7 @@ def ingest(listen: str, code: App | None, settings: Settings) -> None:
 
 
 def _tls(cert: str, key: str) -> dict[str, str]:
-    """Return the TLS options of a server; raise UsageError if the files are unusable."""
+    """Return the TLS options of a server; raise UsageError for unusable files."""
     try:
         # The password is empty, not a secret. Without a password, OpenSSL would ask at the
         # terminal.
@@ -164,7 +164,7 @@ def _serve(
     report: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> None:
-    """Serve an app until SIGINT or SIGTERM; call `report` at the start and every minute."""
+    """Serve an app until SIGINT or SIGTERM. Call `report` at the start and every minute."""
     from qdo.system.web_server import WebServer
 
     stopped: SimpleQueue[int] = SimpleQueue()
@@ -200,7 +200,7 @@ def _address_of(listen: str, example: str) -> tuple[str, int]:
 
 
 def _token(path: str | None, variable: str) -> str:
-    """Return the token in a file, or else in a variable, or else ""."""
+    """Return the token from a file, without a path from an environment variable, or ""."""
     if path is None:
         return os.environ.get(variable, "").strip()
     token = private_text(path, "token file")

@@ -1,4 +1,4 @@
-"""`qdo settings`: settings that apply to all processes of an app while they run."""
+"""The commands of `qdo settings`, which change the settings of running processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _show_change(
     *,
     seconds: float | None = None,
 ) -> None:
-    """Show a change; `seconds` is the time until workers used it, None for a plan."""
+    """Show a change. `seconds` is the time until the workers used it, or None for a plan."""
     if form == "table" and seconds is None:
         rows = [
             {"setting": name, "before": _value(old), "after": _value(new)}
@@ -71,7 +71,7 @@ def _show_change(
 
 
 def _report_workers(outcome: live_settings.SettingsChange, changed: Mapping[str, Any]) -> None:
-    """Report the workers that do not use the version, or use only a part of it."""
+    """Report the workers that do not use the new version, or that override some of its settings."""
     count = len(outcome.workers)
     for name, origins in pins_of(outcome.workers).items():
         if name in changed:
@@ -85,7 +85,7 @@ def _report_workers(outcome: live_settings.SettingsChange, changed: Mapping[str,
 
 
 def _pins_text(origins: Mapping[str, str], count: int) -> str:
-    """Return the number of workers that set a setting themselves, and where they set it."""
+    """Return the number of workers that override a setting, and the sources of their values."""
     if not origins:
         return "no"
     where = join_some(sorted(set(origins.values())))
@@ -105,7 +105,7 @@ def _value(value: Any) -> str:
 
 
 def _history_items(versions: Sequence[SettingsVersion]) -> list[dict[str, Any]]:
-    """Return the changes of each version; null if they are unknown."""
+    """Return the changes of each version; None if the changes are unknown."""
     texts = {each.number: each.text for each in versions} | {0: ""}
     return [
         {
@@ -120,7 +120,7 @@ def _history_items(versions: Sequence[SettingsVersion]) -> list[dict[str, Any]]:
 
 
 def _changes_since(before: str | None, text: str) -> str | None:
-    """Return the changes of a version; None if this or the previous version cannot be read."""
+    """Return the changes of a version; None if it or the previous version cannot be read."""
     try:
         return None if before is None else _changes_text(differences(before, text))
     except SettingsError:
@@ -129,11 +129,11 @@ def _changes_since(before: str | None, text: str) -> str | None:
 
 @contextmanager
 def _kept_on_failure(text: str, command: str) -> Iterator[None]:
-    """If the block fails or is interrupted, save a text in a new file, for a later `command`."""
+    """Save a text in a new file for a later `command` if the block fails or is interrupted."""
     try:
         yield
     except BaseException:
-        # Only this user may read the file. It is not deleted.
+        # Only this user may read the file. Nothing deletes the file.
         with tempfile.NamedTemporaryFile(
             "w", prefix="qdo-settings-", suffix=".toml", encoding="utf-8", delete=False
         ) as file:
@@ -144,7 +144,7 @@ def _kept_on_failure(text: str, command: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _SettingsPlan:
-    """A planned change of live settings; `version` is its future number."""
+    """A planned change of live settings. `version` is the future number of the new version."""
 
     version: int
     before: str
@@ -243,7 +243,7 @@ def get(number: int | None, settings: Settings) -> None:
         if client is None and number is not None:
             raise NotFoundError(what="version of the live settings", name=str(number))
         text = "" if client is None else _text(client, layout, number)
-    if sys.stdout.isatty():  # a file gets the exact text, for `qdo settings apply`
+    if sys.stdout.isatty():  # a file gets the exact text for `qdo settings apply`
         text = printable_lines(text)
     sys.stdout.write(text if not text or text.endswith("\n") else f"{text}\n")
 
@@ -337,7 +337,7 @@ def edit(settings: Settings, **options: Any) -> int:
     before = node.text or f"# Settings of all processes, as in a settings file:\n# {names}\n"
     try:
         text = click.edit(before, extension=".toml")
-    except click.ClickException as error:  # the editor is missing or failed
+    except click.ClickException as error:  # the editor is missing or has failed
         reason = f"nothing was changed: {error.format_message()}; set EDITOR to a working editor"
         raise UsageError(reason=reason) from error
     if text is None:
@@ -431,7 +431,7 @@ def _change(
 
 
 def _based_on(node: SettingsNode, text: str) -> live_settings.Edit:
-    """Return the edit of a text, if the text's version is still in force."""
+    """Return an edit that writes a text only if the version of `node` is still in force."""
 
     def edit(after: SettingsNode) -> str:
         if after.number != node.number:
@@ -450,7 +450,7 @@ def _text(client: Any, layout: Any, number: int | None) -> str:
 
 def _document(text: str) -> tomlkit.TOMLDocument:
     try:
-        parse_toml(text, LIVE)  # checks the bounds, which tomlkit does not
+        parse_toml(text, LIVE)  # checks the bounds, unlike tomlkit
         return tomlkit.parse(text)
     except (ValueError, SettingsError) as error:
         raise LiveSettingsUnreadableError(reason=error) from error

@@ -1,4 +1,4 @@
-"""`qdo config`, `qdo admin acl`, `broker` and `keys`: set up an app and its hosts."""
+"""`qdo config` and `qdo admin acl`, `broker` and `keys`, which set up an app and its hosts."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def account(settings: Settings) -> None:
 def _note_correction(
     audit: AuditTrail, differences: Sequence[AclDifference], refused: Collection[str]
 ) -> None:
-    # A transaction cannot change rights, so the command writes the entry afterwards.
+    # A transaction cannot change rights. Therefore the command writes the entry after the change.
     before = {"differing": len(differences)}
     fault = audit.note(differences[-1].path, before, {"differing": len(refused)})
     if fault is not None:
@@ -202,7 +202,7 @@ def init(printing: bool, partition_seconds: int, consent: Consent, settings: Set
 
 
 def _databases(settings: Settings) -> list[tuple[str, BrokerSchema]]:
-    """Return the databases of broker and coordinator; raise UnsupportedError if there are none."""
+    """Return the databases of broker and coordinator; raise UnsupportedError without one."""
     addresses = (settings.broker, split_chroot(settings.coordinator)[0])
     urls = [url for url in dict.fromkeys(addresses) if url.startswith("postgresql://")]
     return [(url, schema_of(url)) for url in urls or [settings.broker]]
@@ -302,7 +302,7 @@ def retire(id: str, delete: bool, consent: Consent, settings: Settings) -> None:
     path = _path(settings)
     change = "delete" if delete else "retire"
     before = read_keys(path)
-    retired(before, id, delete)  # checks it
+    retired(before, id, delete)  # checks the change
     purpose = next(key.purpose for key in before if key.id == id)
     item = {"id": id, "purpose": purpose, "change": change}
     effect = Effect("qdo.keys-retire/1", item.keys(), [item])
@@ -354,6 +354,6 @@ def _of_app(settings: Settings, target: str) -> Settings:
 
 
 def _with_live(settings: Settings, code_origin: str) -> Settings:
-    """Return the settings in force, including live settings, of a worker with these settings."""
+    """Return the settings in force of a worker with these settings, including the live settings."""
     current = from_coordinator(settings, read_settings, SettingsNode()).current
     return with_version(settings, current, code_origin)

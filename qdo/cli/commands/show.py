@@ -1,4 +1,4 @@
-"""All facts about a queue or a worker: `qdo queues NAME`, `qdo workers NAME`."""
+"""Shows all facts about a queue or a worker, for `qdo queues NAME` and `qdo workers NAME`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from qdo.text import iso_time, join_some, pluralize, short_duration
 if TYPE_CHECKING:
     from qdo.app import App
 
-# Maximum number of displayed action log entries.
+# Maximum number of entries of the action log to show.
 CHANGES = 5
-# Maximum number of displayed messages in flight.
+# Maximum number of messages in flight to show.
 RUNS = 10
-# Maximum time for the owner to answer.
+# Maximum time for the owner of a queue to answer.
 ASK_SECONDS = 2.0
 NOT_ASKED: Mapping[str, Any] = MappingProxyType(
     {"runs": None, "in_flight": None, "runs_error": None}
@@ -109,7 +109,7 @@ def _print_queue(item: Mapping[str, Any]) -> None:
 def _changes(
     client: Client, layout: Layout, selects: Callable[[str], bool]
 ) -> list[dict[str, Any]]:
-    """Return the latest changes whose target is selected, as items."""
+    """Return items for the latest changes of the selected targets."""
     entries = read_entries(
         client, layout, limit=CHANGES, selects=lambda entry: selects(entry.target)
     )
@@ -117,10 +117,10 @@ def _changes(
 
 
 def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, Any]:
-    """Ask the owner for the messages in flight; without an answer, return the reason."""
+    """Ask the owner for the messages in flight. If there is no answer, return the reason."""
     try:
         asked = ask_owner(client, layout, owner, queue, RUNS, ASK_SECONDS)
-    except QdoError as error:  # a read-only account sees all other facts
+    except QdoError as error:  # a read-only account cannot ask, but sees all other facts
         return {**NOT_ASKED, "runs_error": f"{owner} cannot be asked: {error}"}
     if asked.outcome == UNANSWERED:
         return {**NOT_ASKED, "runs_error": f"{owner} has not answered within {ASK_SECONDS:g} s"}
@@ -136,7 +136,7 @@ def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, A
 
 
 def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
-    """Return the last owners of a queue; None if there is no history or it does not answer."""
+    """Return the last owners of a queue; None without a history that responds."""
     if not settings.history:
         return None
     try:
@@ -148,7 +148,7 @@ def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
 
 
 def _failing_id(broker: Broker | None, settings: Settings, status: QueueStatus) -> str | None:
-    """Return the id of the message that fails or blocks; None if there is none or it is unknown."""
+    """Return the id of the failing or blocking message; None without such a message or id."""
     if status.marks is None:
         return None
     return id_of(broker, kind_of(settings.broker).positions, status.queue, status.marks.position)
@@ -170,7 +170,7 @@ def _job(app: App, settings: Settings, queue: str) -> dict[str, Any] | None:
     job = app.job_for(queue)
     if job is None:
         return None
-    # Import this late: only a command that knows the app needs the engine.
+    # Import this late, because only a command that knows the app's code needs the engine.
     from qdo.worker.engine.context import policy_lookup
 
     policy = policy_lookup(app, SettingsInForce(settings))(queue)
@@ -211,7 +211,10 @@ def _queue_facts(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def _running(item: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Return the answer of the owner; without an answer, the message in its last report."""
+    """Return the owner's answer.
+
+    If there is no answer, return the message in the owner's last report.
+    """
     run = item["running"]
     runs = item["runs"]
     lines = [] if run is None or runs else [_run_text(run, f"{short_duration(run['seconds'])}+")]

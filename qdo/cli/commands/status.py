@@ -1,4 +1,4 @@
-"""`qdo status`: the whole app on one screen. `qdo check`: the same for a monitoring system."""
+"""The commands `qdo status` and `qdo check`, which is a plugin for monitoring systems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CRITICAL = 2
 # Exit code of a monitoring plugin for an unknown state.
 UNKNOWN = 3
-# The checks of `qdo doctor` for work outside of queues.
+# The checks of `qdo doctor` about work outside of queues.
 OF_WORK = ("outbox", "timers", "requests")
 
 _Result = TypeVar("_Result")

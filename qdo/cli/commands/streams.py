@@ -1,4 +1,4 @@
-"""`qdo streams`: lists, splits and merges the shards of streams."""
+"""The commands of `qdo streams`, which list, split and merge the shards of streams."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def streams() -> None:
 def _opened(
     settings: Settings, name: str, what: str = "stream"
 ) -> Iterator[tuple[Connections, Broker, list[StreamShard]]]:
-    """Yield the connections and all shards of a stream; `what` is "shard" if a shard is named."""
+    """Yield the connections and all shards of a stream. `what` is "shard" if `name` is a shard."""
     require_app(settings)
     with open_connections(settings) as connections:
         broker = connections.known_broker()
@@ -136,7 +136,7 @@ def _change(
     consent: Consent,
     settings: Settings,
 ) -> None:
-    """Replace shards by others, and then write an action log entry."""
+    """Replace shards by other shards, and then write an entry to the action log."""
     with _opened(settings, parents[0], "shard") as (_, broker, shards):
         children = plan(shards)
         items = [

@@ -19,7 +19,7 @@ from qdo.text import pluralize
 # Maximum number of rows on a screen of 24 lines.
 QUEUES = 12
 WORKERS = 4
-# Number of readings for a verdict about the trend.
+# Number of readings from which the screen computes trends.
 READINGS = 16
 _QUEUE_COLUMNS = ("queue", "state", "owner", "backlog", "age", "why")
 _WORKER_COLUMNS = {
@@ -33,7 +33,7 @@ _WORKER_COLUMNS = {
 
 
 class Screen:
-    """The readings of one `qdo status --watch`, for trends and rates."""
+    """The live screen, with the readings for trends and rates."""
 
     def __init__(self, settings: Settings, glob: str, reading: ReadOptions) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""`qdo workers`, `ps`, `action` and `move`: processes, requests to them, and their queues."""
+"""The commands `qdo workers`, `ps`, `action` and `move`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PROCESS_COLUMNS = (
     *("kind", "host", "pid", "version", "level", "zone", "state", "busy", "live", "fault"),
 )
 _RUN_COLUMNS = ("worker", "queue", "message", "attempt", "running", "where")
-# The outcome of an action that was not requested.
+# The outcome of an action in a plan, which the command does not request.
 PLANNED = "planned"
 _ACTION_COLUMNS = ("worker", "outcome", "result", "seconds")
 
@@ -141,7 +141,7 @@ def _ask(
     *,
     agreed: Callable[[Sequence[str]], bool] = lambda workers: True,
 ) -> list[Asked]:
-    """If `agreed`, ask the matching workers and wait for their results."""
+    """Ask the matching workers if `agreed` allows it, and wait for their results."""
     with open_coordinator(settings) as (client, layout):
         workers = list_workers(client, layout) if client is not None else []
         targets = matching(workers, glob)
