@@ -1,4 +1,4 @@
-"""qdo distributes many ordered queues across a fleet of workers; each queue has one owner.
+"""qdo distributes many ordered queues across a fleet of workers. Each queue has one owner.
 
 Public are the names of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.errors`,
 `qdo.idempotency`, `qdo.state`, `qdo.outbox`, `qdo.ingest`, `qdo.tracing`, `qdo.testing`,
@@ -6,7 +6,7 @@ Public are the names of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.error
 `qdo.ops.dead_letters`, `qdo.coordination.client` and `qdo.coordination.queue_admin` lists.
 Everything else is private and may change in any version.
 
-Names are loaded at first use: a program that only sends does not load the worker.
+This module imports names at first use, so a program that only sends does not load the worker.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ def worker() -> None:
 
 def _end_at_interrupt() -> None:
     """Let Ctrl-C end this process silently, until `qdo.cli.framework.run` handles it."""
-    if os.getpid() == 1:  # as in a container: the kernel keeps signals without a handler from it
+    if os.getpid() == 1:  # in a container, the kernel drops signals without a handler
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: os._exit(128 + number))
-    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
+    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the signal may be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

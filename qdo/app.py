@@ -1,9 +1,9 @@
-"""An app: its jobs, its hooks, its settings, and the messages that it sends."""
+"""An app, with its jobs, hooks and settings, and the messages that it sends."""
 
 from __future__ import annotations
 
-# Python cannot import this module after the main thread has ended, and other threads may still use
-# the app then.
+# Import this module now. Python cannot import it after the main thread has ended, but other threads
+# may still use the app.
 import concurrent.futures.thread  # noqa: F401
 import contextlib
 import fnmatch
@@ -44,7 +44,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class OutboxTable(Protocol):
-    """An outbox; the workers of the app send its messages. See `qdo.outbox.Outbox`."""
+    """An outbox, whose messages the workers of the app send (see `qdo.outbox.Outbox`)."""
 
     @property
     def table(self) -> Any: ...
@@ -63,26 +63,26 @@ class OutboxTable(Protocol):
 
 
 class App(OperatorCalls, RequestCalls):
-    """A named application: its jobs and access to its messages.
+    """A named application, with its jobs and access to its messages.
 
     >>> qdo.App("mail", attempts=3)
     <App 'mail' with 0 jobs>
 
-    :param name: name of its znode.
-    :param job_context: returns a context manager, whose value is the second argument of jobs. Each
-        worker enters it once. It may be a generator function with one ``yield``.
-    :param job_failure: called as ``job_failure(message, context, error)`` after every failed
-        attempt.
-    :param settings: settings by name, such as ``broker="sqlite:/var/lib/qdo/messages.db"``;
-        the TOML file, the environment and flags override them.
-    :raises UnknownSettingError: with the closest known name.
+    :param name: name of the app's znode.
+    :param job_context: a function that returns a context manager, or a generator function with one
+        ``yield``. Each worker enters the context once. Its value is the second argument of jobs.
+    :param job_failure: a function that the worker calls as ``job_failure(message, context, error)``
+        after every failed attempt.
+    :param settings: settings by name, such as ``broker="sqlite:/var/lib/qdo/messages.db"``. The
+        TOML file, the environment and flags override them.
+    :raises UnknownSettingError: a name is unknown. The error suggests the closest known name.
     :raises SettingsError: a name or value is invalid.
 
     Any number of threads and greenlets may use an app. After a fork the child opens its own
-    connection to the broker. Calls raise UsageError for values that are not valid. Documents,
-    locks, limits, sections, `register` and `live` need the coordinator: they raise
-    CoordinatorUnreachableError if it does not respond, and SharedNameError if a name cannot be part
-    of the path of a znode.
+    connection to the broker. Methods raise UsageError for invalid values. Documents, locks, limits,
+    sections, `register` and `live` need the coordinator. They raise CoordinatorUnreachableError if
+    the coordinator does not respond, and SharedNameError if a name cannot be part of the path of a
+    znode.
     """
 
     def __init__(
@@ -135,24 +135,24 @@ class App(OperatorCalls, RequestCalls):
         >>> @app.job("mail-*", policy=qdo.Policy(attempts=3))
         ... def deliver(message, context): ...
 
-        :param queues: a glob. If several match, the glob with the most literal characters wins.
-        :param executor: "greenlet", "thread" or "process", by default the setting `executor`. An
-            ``async def`` function runs on an asyncio loop.
-        :param timeout_seconds: how long one message may take; see "Executors and deadlines".
-        :param memory_mib: resident memory at which a job's process is killed.
-        :param recycle_after: number of messages after which a job's process is replaced.
+        :param queues: a glob. If several match, the glob with the most literal characters applies.
+        :param executor: "greenlet", "thread" or "process". The default is the setting `executor`.
+            An ``async def`` function runs on an asyncio loop.
+        :param timeout_seconds: time limit of one message (see "Executors and deadlines").
+        :param memory_mib: resident memory above which the worker kills a job's process.
+        :param recycle_after: number of messages after which the worker replaces a job's process.
         :param policy: the consequences of failed attempts. The setting `policies` overrides it.
             Missing values come from `attempts` and the backoff settings.
         :param order: which messages of a queue wait for each other: all messages ("queue"),
             messages with the same key ("key"), or none ("none"). "priority" runs the most urgent
             first.
-        :param concurrency: messages of one queue in flight at once, with `order` "key" or "none".
+        :param concurrency: maximum messages of one queue in flight, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
-        :param batch_wait_seconds: how long an incomplete batch waits for more messages.
-        :param limits: names of limits of the fleet; each call of the job needs a permit from every
-            limit.
-        :param per_queue_rate: the rate at which each queue may start messages, such as "5/s".
-        :param pool: the job runs requests with these names on any worker, and returns results.
+        :param batch_wait_seconds: time for which an incomplete batch waits for more messages.
+        :param limits: names of limits. Each call of the job needs a permit from every limit.
+        :param per_queue_rate: maximum rate at which each queue may start messages, such as "5/s".
+        :param pool: whether the globs in `queues` are names of pools. The job then runs their
+            requests on any worker, and returns the results.
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
@@ -194,8 +194,8 @@ class App(OperatorCalls, RequestCalls):
     def register(self) -> None:
         """List this process in `qdo workers --all` until `close`, as workers are listed.
 
-        For web servers and other senders. It opens a connection to the coordinator, which locks use
-        as well. A forked child must register itself.
+        This method is for web servers and other senders. It opens a connection to the coordinator,
+        which locks also use. A forked child must register itself.
         """
         warn_if_blocking()
         self._registration.get()
@@ -211,7 +211,7 @@ class App(OperatorCalls, RequestCalls):
         return self._live.get().now
 
     def documents(self, name: str) -> Documents:
-        """Return a set of documents: JSON values by name, the same in every process of the app.
+        """Return a set of documents. All processes of the app share these JSON values.
 
         >>> plans = app.documents("plans")
         >>> version = plans.put("acme", {"quota": 100})
@@ -231,7 +231,7 @@ class App(OperatorCalls, RequestCalls):
         reason: str = "",
         timeout_seconds: float | None = None,
     ) -> AsyncBlock[HeldLock]:
-        """Hold a lock of the app during a ``with`` block; one process at a time holds it.
+        """Hold a lock of the app during a ``with`` block. One process at a time holds a lock.
 
         A coroutine writes ``async with``.
 
@@ -239,11 +239,11 @@ class App(OperatorCalls, RequestCalls):
         ...     lock.valid
         True
 
-        :param shared: hold it together with other shared holders, but never with an exclusive
+        :param shared: hold the lock together with other shared holders, but never with an exclusive
             holder.
-        :param reason: shown by `qdo locks`, up to 200 characters.
-        :param timeout_seconds: how long to wait for the lock; None: forever.
-        :raises LockTimeoutError: the lock was not free in time.
+        :param reason: text of up to 200 characters that `qdo locks` shows.
+        :param timeout_seconds: maximum time to wait for the lock; None to wait forever.
+        :raises LockTimeoutError: the lock was not free before the timeout.
         """
         from qdo.fleet.locks import held_lock
 
@@ -266,10 +266,11 @@ class App(OperatorCalls, RequestCalls):
         call the CRM
 
         :param max: declare the limit, with this number of permits in the fleet. Workers create the
-            limit when they start; a value that an operator has set stays.
+            limit when they start. A value that an operator has set has priority.
         :param rate: declare the limit, with this number of starts in the fleet, such as "20/s".
-        :param timeout_seconds: how long a ``with`` block waits for the permits; None: forever.
-        :raises LimitTimeoutError: not all permits were free in time.
+        :param timeout_seconds: maximum time for which a ``with`` block waits for the permits; None
+            to wait forever.
+        :raises LimitTimeoutError: not all permits were free before the timeout.
         :raises LimitNotFoundError: the limit does not exist.
         """
         from qdo.fleet.permits import PermitAsk
@@ -301,11 +302,11 @@ class App(OperatorCalls, RequestCalls):
         ...     section.valid
         True
 
-        :param queues: globs of their names.
-        :param reason: shown by `qdo pause --list` and `qdo queues`.
-        :param timeout_seconds: how long to wait for the messages in flight, and for sections that
-            pause the same queues.
-        :raises PauseNotObeyedError: the queues did not pause in time; they continue.
+        :param queues: globs of the queues' names.
+        :param reason: text that `qdo pause --list` and `qdo queues` show.
+        :param timeout_seconds: maximum time to wait for the messages in flight, and for sections
+            that pause the same queues.
+        :raises PauseNotObeyedError: the queues did not pause before the timeout. They continue.
         """
         from qdo.fleet.locks import held_section
 
@@ -319,7 +320,7 @@ class App(OperatorCalls, RequestCalls):
         locks: LockService | None = None,
         live: SettingsInForce | None = None,
     ) -> Iterator[None]:
-        """Keep documents, locks or live settings elsewhere until the block ends.
+        """Use other stores of documents, locks or live settings until the block ends.
 
         For `qdo.testing`, and for workers, which receive settings over their own connections.
         """
@@ -333,7 +334,7 @@ class App(OperatorCalls, RequestCalls):
             yield
 
     def close(self) -> None:
-        """Close the connections of the app; the next use of the app opens them again."""
+        """Close the connections of the app. The next use of the app opens them again."""
         super().close()
         self._registration.close()
         self._documents.connection.close()
@@ -360,11 +361,11 @@ class App(OperatorCalls, RequestCalls):
 
         The worker calls ``function(call_next, message, context)``. The function runs the next
         middleware, or the job, with ``call_next(message, context)``. The first registered
-        middleware is outermost. If it does not call ``call_next``, the message is done and its job
-        does not run. If it raises an exception, the attempt ends with that exception. It runs where
-        the job runs: in the same thread, process or asyncio loop.
+        middleware is outermost. If a middleware does not call ``call_next``, the message is done
+        and its job does not run. If a middleware raises an exception, the attempt ends with this
+        exception. A middleware runs in the same thread, process or asyncio loop as the job.
 
-        :param jobs: "sync" for ``def`` jobs only, "async" for ``async def`` jobs only; the
+        :param jobs: "sync" for ``def`` jobs only, "async" for ``async def`` jobs only. The
             middleware must be of the same kind.
         """
 
@@ -383,10 +384,10 @@ class App(OperatorCalls, RequestCalls):
         return hook
 
     def observer(self, hook: _Function) -> _Function:
-        """Register the decorated function, which is called with a `qdo.Event` for each attempt.
+        """Register the decorated function. The worker calls it with a `qdo.Event` for each attempt.
 
         An app may have several observers. An observer delays its queue while it runs, so it should
-        be fast. The worker logs an exception of an observer, and continues.
+        be fast. The worker logs an exception from an observer, and continues.
         """
         check_hook(hook, ("event",), "observer")
         self.hooks.observers.append(hook)

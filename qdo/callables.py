@@ -1,4 +1,4 @@
-"""Check the functions of apps when they are registered and when they return."""
+"""Checks the functions of apps at their registration, and checks their results."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def check_plain(function: Any, role: str) -> None:
 def is_async(function: Any) -> bool:
     """Return whether a call of a function or object returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - the question is its kind
+        getattr(function, "__call__", None)  # noqa: B004 - checks the kind of `__call__`
     )
 
 
 def check_done(result: Any, function: Any, role: str) -> None:
-    """Raise UsageError if a function returned work that has not been done."""
-    # If a decorator, lambda or partial returns a coroutine or generator, `check_job` cannot see it.
-    # Then a message would be done before any line of its job has run.
+    """Raise UsageError if a function has returned unfinished work, such as a coroutine."""
+    # If a decorator, lambda or partial returns a coroutine or generator, `check_job` cannot detect
+    # it. A message would then be done before any line of its job has run.
     if isinstance(result, _LAZY) or hasattr(type(result), "__await__"):
         if isinstance(result, (CoroutineType, GeneratorType)):
             result.close()  # otherwise Python warns about an unawaited coroutine
@@ -76,7 +76,7 @@ def check_call(function: Any, arguments: tuple[str, ...], role: str) -> None:
 
 def describe_callable(function: Any) -> str:
     """Return a function as MODULE:NAME, for errors and logs."""
-    function = getattr(function, "__wrapped__", function)  # of composed middleware
+    function = getattr(function, "__wrapped__", function)  # the job inside composed middleware
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     return f"{module}:{name}" if module and name else repr(function)

@@ -1,4 +1,4 @@
-"""Encode and decode bodies and headers as brokers store them, and read JSON strictly."""
+"""Encodes and decodes bodies and headers as brokers store them, and reads JSON strictly."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from qdo.errors import UsageError
 
 # The largest body that brokers store in a file or in memory.
 MAX_STORED_BODY_BYTES = 64 * 1024 * 1024
-# The largest JSON that a worker decodes by default, which takes at most a quarter of a second.
+# The largest JSON that a worker decodes by default. Decoding takes at most a quarter of a second.
 DEFAULT_BODY_BYTES = 4 * 1024 * 1024
 # The Unix time of the last second that Python can write as a date, in the year 9999.
 MOST_TIME = 253402300799.0
 
-# Prefix of qdo's own headers; a sender's headers with this prefix are not stored.
+# Prefix of qdo's own headers. qdo does not store a sender's headers with this prefix.
 RESERVED = "qdo-"
 # The id of a message whose position has changed since it was sent.
 ID = "qdo-id"
-# The proof that qdo wrote the id, see `qdo.encryption.marks`.
+# The proof that qdo wrote the id (see `qdo.encryption.marks`).
 MARK = "qdo-mark"
-# The Unix send time of a message with a later position: a delayed message, or one from an outbox.
+# The Unix time at which a message with a later position was sent. The message was delayed or in an
+# outbox.
 SENT = "qdo-sent"
-# Unix time until which a message was delayed.
+# The Unix time until which a message was delayed.
 DUE = "qdo-due"
-# The number of times that a dead letter was sent again.
+# The number of times that operators have sent a dead letter again.
 RETRIED = "qdo-retried"
 CONTENT_TYPE = "content-type"
-# Content type of bytes if the sender does not specify one.
+# Content type of bytes for which the sender does not specify a content type.
 RAW = "application/octet-stream"
 
-# The start of an encrypted body, see `qdo.encryption.bodies`.
+# The start of an encrypted body (see `qdo.encryption.bodies`).
 SEALED = b"q1."
 _SEALED_FORM = re.compile(rb"q1\.([A-Za-z0-9_-]{1,32})\..{30}", re.DOTALL)
 _UNREADABLE = "qdo cannot read it: "
 _JSON_STARTS = frozenset(b'{["-0123456789tfnNI \t\r\n')
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _dumps = functools.partial(ujson.dumps, ensure_ascii=False, escape_forward_slashes=False)
-# Also accepts NaN, Infinity and repeated keys, which other programs send on purpose.
+# Also accepts NaN, Infinity and repeated keys, because other programs send them on purpose.
 _decode_foreign = json.JSONDecoder().decode
 
 
 def strict_json(value: Any) -> bytes:
-    """Return the JSON of a value; raise ValueError if a part of it would not arrive unchanged."""
+    """Return the JSON of a value; raise ValueError if a part would not arrive unchanged."""
     try:
         data = _dumps(value, allow_nan=False).encode()
         _check_types(value)
@@ -58,10 +59,10 @@ def strict_json(value: Any) -> bytes:
 
 
 def _check_types(body: Any) -> None:
-    """Raise TypeError for a part that ujson silently converts."""
+    """Raise TypeError if ujson would silently convert a part of the body."""
     # ujson rounds Decimal to float, turns keys into text, and calls `__json__` and `toDict`.
     waiting = [body]
-    for value in waiting:  # the loop appends to it
+    for value in waiting:  # the loop appends to the list
         if type(value) in _PLAIN:
             continue
         if isinstance(value, dict):
@@ -101,7 +102,7 @@ _decode = json.JSONDecoder(
 
 
 def decode_strictly(text: str) -> Any:
-    """Return the value of a JSON text; raise ValueError if a part of it would be changed."""
+    """Return the value of a JSON text; raise ValueError if decoding would change a part."""
     value = _decode(text)  # ujson would accept "-", 01 and raw tabs
     if "\\u" in text:
         try:
@@ -122,14 +123,14 @@ def is_deeper(value: Any, most: int) -> bool:
 
 
 class JsonText(bytes):
-    """A body that is already JSON, and is stored unchanged."""
+    """A body that is already JSON. It is stored unchanged."""
 
 
 def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[bytes, str | None]:
-    """Return body and headers as they are stored.
+    """Return the stored form of a body and its headers.
 
-    Bytes are stored unchanged, with a content type that marks them as bytes. All other bodies are
-    stored as JSON.
+    Bytes stay unchanged, with a content type that marks them as bytes. All other bodies become
+    JSON.
 
     :raises UsageError: JSON cannot hold the body, or headers are not text or contradict the body.
     """
@@ -153,7 +154,7 @@ def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[b
 
 
 def encode_body(queue: str, body: Any) -> bytes:
-    """Return the JSON of a body; raise UsageError if it would not arrive unchanged."""
+    """Return the JSON of a body; raise UsageError if the body would not arrive unchanged."""
     try:
         return strict_json(body)
     except ValueError as error:
@@ -165,7 +166,7 @@ def encode_body(queue: str, body: Any) -> bytes:
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers without qdo's own, because a job may forward the headers of its message."""
+    """Return headers without qdo's own headers. A job may forward the headers of its message."""
     plain = dict(headers)
     if not all(isinstance(item, str) for pair in plain.items() for item in pair):
         raise UsageError(
@@ -193,7 +194,7 @@ def is_json(kind: str) -> bool:
 def with_body_kind(body: bytes, headers: str | None) -> str | None:
     """Return the stored headers of a message that another program may have sent."""
     # A body that is not JSON is bytes, unless a header states its type. An encrypted body may be
-    # either; its content type is encrypted as well.
+    # JSON or bytes, because its content type is also encrypted.
     if is_json_text(body) or key_id_of(body) is not None:
         return headers
     decoded = parsed(headers)
@@ -203,13 +204,13 @@ def with_body_kind(body: bytes, headers: str | None) -> str | None:
 
 
 def key_id_of(body: bytes) -> str | None:
-    """Return the id of the key that encrypted a body, None for an unencrypted body."""
+    """Return the id of the key that encrypted a body, or None for an unencrypted body."""
     match = _SEALED_FORM.match(body) if body.startswith(SEALED) else None
     return None if match is None else match[1].decode()
 
 
 def is_json_text(body: bytes) -> bool:
-    """Return whether a body is JSON; the first byte rules out most that are not."""
+    """Return whether a body is JSON. For most other bodies, the first byte suffices."""
     if not body or body[0] not in _JSON_STARTS:
         return False
     try:
@@ -224,13 +225,13 @@ def is_json_text(body: bytes) -> bool:
 
 
 def parsed(text: str | None) -> dict[str, str] | None:
-    """Return the stored headers of any program as a dict of text, None if undecodable."""
+    """Return the stored headers of any program as a dict of texts, or None if undecodable."""
     decoded = decoded_headers(text)
     return None if decoded is None else _texts(decoded)
 
 
 def decoded_headers(text: str | None) -> dict[str, Any] | None:
-    """Return stored headers as they were written, None if they cannot be decoded."""
+    """Return the decoded values of stored headers, or None if they cannot be decoded."""
     if text is None:
         return {}
     try:
@@ -241,7 +242,7 @@ def decoded_headers(text: str | None) -> dict[str, Any] | None:
 
 
 def _texts(decoded: dict[str, Any]) -> dict[str, str]:
-    """Return headers as UTF-8 text; a value that is not text becomes its JSON."""
+    """Return headers as UTF-8 texts. A value that is not text becomes JSON."""
     try:
         "".join([*decoded, *decoded.values()]).encode()
         return decoded
@@ -250,7 +251,10 @@ def _texts(decoded: dict[str, Any]) -> dict[str, str]:
 
 
 def text_headers(decoded: Mapping[str, Any], written: str) -> str:
-    """Return the headers of another program as JSON of texts; `written` is their original JSON."""
+    """Return the headers of another program as JSON with text values.
+
+    `written` is the original JSON.
+    """
     plain = dict(decoded)
     texts = _texts(plain)
     return written if texts is plain and is_utf8(written) else _dumps(texts)
@@ -266,12 +270,12 @@ def _text_of(value: Any) -> str:
 
 
 def utf8_text(text: str) -> str:
-    """Return text with stray surrogates escaped, because UTF-8 cannot encode them."""
+    """Return a text with escapes for stray surrogates, because UTF-8 cannot encode surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether UTF-8 can encode a text: it has no stray surrogates."""
+    """Return whether UTF-8 can encode a text, which then has no stray surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -281,8 +285,8 @@ def is_utf8(text: str) -> bool:
 
 def unreadable(reason: str) -> str:
     """Return stored headers for a message that its broker delivers but qdo cannot read."""
-    # No worker can decode headers whose JSON is a text. So the message's policy ends the message at
-    # once, with this reason, and other messages continue.
+    # No worker can decode headers whose JSON is a text. Therefore the message's policy ends the
+    # message at once with this reason, and other messages continue.
     return json.dumps(_UNREADABLE + reason)
 
 
@@ -300,7 +304,7 @@ def undecodable_headers(text: str | None) -> str:
 
 
 def unreadable_reason(headers: str | None) -> str | None:
-    """Return the reason in headers made by `unreadable`, None for all others."""
+    """Return the reason in headers that `unreadable` made; None for other headers."""
     try:
         decoded = None if headers is None else json.loads(headers)
     except (ValueError, RecursionError):
@@ -313,17 +317,17 @@ LEFT_ON_SERVER = unreadable("its body exceeds max_body_bytes")
 
 
 def stored_time(headers: Mapping[str, str], name: str) -> float | None:
-    """Return the Unix time in one of qdo's headers, None if it is missing or invalid."""
+    """Return the Unix time in one of qdo's headers, or None for a missing or invalid header."""
     try:
         seconds = float(headers[name])
     except (KeyError, TypeError, ValueError):
         return None
-    # Other producers may write any number, and date formatting fails for some numbers.
+    # Other programs may write any number, and date formatting fails for some numbers.
     return seconds if 0 <= seconds <= MOST_TIME else None
 
 
 def with_header(text: str | None, **changed: str | None) -> str | None:
-    """Return stored headers with changes; undecodable text stays unchanged.
+    """Return stored headers with changes. Undecodable text stays unchanged.
 
     :param changed: values by name, with `_` instead of `-`; None removes a header.
     """
@@ -335,6 +339,6 @@ def with_header(text: str | None, **changed: str | None) -> str | None:
 
 
 def with_missing(text: str | None, headers: Mapping[str, str]) -> str | None:
-    """Add the missing `headers` to stored headers; undecodable text stays unchanged."""
+    """Add missing `headers` to stored headers. Undecodable text stays unchanged."""
     decoded = parsed(text)
     return text if decoded is None else _dumps({**headers, **decoded})

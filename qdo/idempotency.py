@@ -2,20 +2,20 @@
 
 A message may run again after a crash. A frozen worker may write after its queue has a new owner
 (see the page "Idempotency" of the documentation). Only the database that stores the write can
-recognize both cases, and only with a proof in the transaction of the write. There are two kinds of
+recognize both cases. It needs a proof in the transaction of the write. There are two kinds of
 proof:
 
 - `FencedWrites`: one row per queue with the fence and the position of its last write. The table
-  does not grow, and writes of former owners are rejected as well. It requires an ordered queue with
-  stable positions, so it does not support SQS.
-- `ProcessedMessages`: one row per message id. It requires no order. It also recognizes a message
-  with a new position, such as a dead letter that was sent again. The table grows; the app can
-  delete old rows.
+  does not grow, and it also rejects writes of former owners. This proof requires an ordered queue
+  with stable positions, so it does not support SQS.
+- `ProcessedMessages`: one row per message id. This proof requires no order. It also recognizes a
+  message with a new position, such as a dead letter that was sent again. The table grows, but the
+  app can delete old rows.
 
 Apps may share a table, because its key contains the name of the app (`message.app`). Both kinds
-work in a transaction of the app: a SQLAlchemy session or connection, or a connection of psycopg 3
-or of the standard library's sqlite3. SQLite and PostgreSQL use the same SQL. SQLAlchemy is only
-imported for its own sessions (``pip install -e '.[sql]'``).
+work in a transaction of the app, with a SQLAlchemy session or connection, or a connection of
+psycopg 3 or of the standard library's sqlite3. SQLite and PostgreSQL use the same SQL. qdo imports
+SQLAlchemy only for SQLAlchemy's sessions (``pip install -e '.[sql]'``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SqlSession: TypeAlias = Any
 DIALECTS = ("sqlite", "postgresql")
 # Maximum number of characters of a queue, a part or an id.
 MAX_NAME = 200
-# Width of a stored position, which is text with leading zeros: positions of Kinesis exceed the
+# Width of a stored position, which is a text with leading zeros. Positions of Kinesis exceed the
 # integers of databases, and texts of equal length compare like numbers.
 POSITION_DIGITS = 100
 _PARAMETER = re.compile(r":(\w+)")
@@ -56,12 +56,12 @@ WHERE conrelid = to_regclass(:table) AND contype = 'p'
 
 
 class Write(enum.Enum):
-    """The decision about a write; only NEW is true, and allows the write.
+    """The decision about a write. Only NEW is true and allows the write.
 
-    NEW: neither this message nor a later message was written. The job writes. REPEATED: this
-    message was written before. The job changes nothing; the message is done. STALE: another worker
-    has since claimed the queue and written. The job changes nothing. The new owner runs the
-    message, or has already run it.
+    NEW: neither this message nor a later message has been written. The job must write. REPEATED:
+    this message has been written before. The job must change nothing, and the message is done.
+    STALE: another worker has since claimed the queue and written. The job must change nothing. The
+    new owner runs the message or has already run it.
     """
 
     NEW = "new"
@@ -73,9 +73,9 @@ class Write(enum.Enum):
 
 
 class ProofTable:
-    """A table in the app's database that proves which messages were processed.
+    """A table in the app's database that proves which messages have been processed.
 
-    :param table: its name, of letters, digits and underscores.
+    :param table: name of the table, of letters, digits and underscores.
     :param columns: the columns after `app`.
     :param key: the columns of the primary key after `app`.
     :ivar schema: the statement that creates the table, for tools that create all tables of an app.
@@ -93,10 +93,10 @@ class ProofTable:
         self.schema = f"CREATE TABLE IF NOT EXISTS {table} {self._columns}"
         self._apps: set[str] = set()
         """Those that have used the table, as it is now, in this process."""
-        self._changed = False  # this process migrated an old table; a rollback may undo it
+        self._changed = False  # True after a migration, which a rollback may undo
 
     def create(self, session: SqlSession) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables.
+        """Create the table unless it exists. Call this method where the app creates its own tables.
 
         The call adds the column `app` to a table of an older version.
         """
@@ -108,8 +108,7 @@ class ProofTable:
         if app in self._apps:
             return
         self._add_app(session)
-        # Rows that are older than the column `app` are assigned to the first app that uses the
-        # table.
+        # Assign rows that are older than the column `app` to the first app that uses the table.
         adopt = f"UPDATE {self.table} SET app = :app WHERE app = ''"  # noqa: S608 - __init__ checks it
         if execute(session, adopt, {"app": app}).rowcount:
             self._changed = True
@@ -162,10 +161,10 @@ class ProofTable:
 
 class FenceTable(ProofTable):
     def reset_fences(self, session: SqlSession, app: str | None = None) -> int:
-        """Reset every fence of an app but no position; return the number of rows.
+        """Reset every fence of an app, but no positions; return the number of rows.
 
-        For an app that moves to another coordinator, whose fences may be smaller. Stop all workers
-        first.
+        Call this method when an app moves to another coordinator, whose fences may be smaller.
+        First stop all workers.
 
         :param app: the app as in `message.app`; needed if the table has rows of several.
         """
@@ -195,8 +194,8 @@ class FencedWrites(FenceTable):
             SET fence = excluded.fence, position = excluded.position
             WHERE excluded.fence >= {table}.fence AND excluded.position > {table}.position
         """  # noqa: S608 - __init__ checks it
-        # Even a repeated message proves that the queue has a new owner. From now on the former
-        # owner, which may be ahead of the recorded progress, is rejected.
+        # Even a repeated message proves that the queue has a new owner. From now on, reject the
+        # former owner, which may be ahead of the recorded progress.
         self._take_over = f"""
             UPDATE {table} SET fence = :fence
             WHERE app = :app AND queue = :queue AND part = :part AND fence < :fence
@@ -209,9 +208,9 @@ class FencedWrites(FenceTable):
     def admit(self, session: SqlSession, message: Message, part: str = "") -> Write:
         """Decide whether to write this message, and record the decision.
 
-        Call it first in the transaction of the write. Then both are committed together, or neither.
-        The row stays locked until the end of the transaction, so two owners decide one after the
-        other.
+        Call this method first in the transaction of the write. Then the decision and the write are
+        committed together, or neither. The row stays locked until the end of the transaction, so
+        two owners decide one after the other.
 
         :param part: a part of the queue with a separate order, such as the message's key if keys
             run in parallel, or the name of one of several sinks.
@@ -245,7 +244,7 @@ class ProcessedMessages(ProofTable):
     """Recognizes repeated messages by `message.id`.
 
     :param table: name of the table, of letters, digits and underscores.
-    :param clock: Unix time in seconds.
+    :param clock: a function that returns the Unix time in seconds.
     """
 
     def __init__(
@@ -265,10 +264,10 @@ class ProcessedMessages(ProofTable):
         self._forget = f"DELETE FROM {table} WHERE app = :app AND done_at < :done_at"  # noqa: S608 - __init__ checks it
 
     def record(self, session: SqlSession, message: Message) -> bool:
-        """Record that the message is done; return False if it was done before: then write nothing.
+        """Record that the message is done. Return False if it was done before; then write nothing.
 
-        Call it first in the transaction of the message's effects. Then both are committed together,
-        or neither.
+        Call this method first in the transaction of the message's effects. Then the record and the
+        effects are committed together, or neither.
 
         :raises UsageError: the session commits each statement separately.
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL.
@@ -280,11 +279,10 @@ class ProcessedMessages(ProofTable):
         return bool(execute(session, self._record, row).rowcount)
 
     def forget(self, session: SqlSession, older_than_seconds: float, app: str | None = None) -> int:
-        """Delete the rows of an app that are older than an age; return their number.
+        """Delete the rows of an app that exceed an age; return the number of deleted rows.
 
-        If a message is delivered again after its row was deleted, it counts as new. Keep rows as
-        long as the broker keeps messages (`retention_seconds`) and operators may resend dead
-        letters.
+        A message that is delivered again after its row was deleted counts as new. Keep rows as long
+        as the broker keeps messages (`retention_seconds`) and operators may resend dead letters.
 
         :param app: the app as in `message.app`; needed if the table has rows of several.
         """
@@ -299,7 +297,7 @@ class ProcessedMessages(ProofTable):
 
 
 def check_proof(session: SqlSession, message: Message) -> None:
-    """Raise UsageError or UnsupportedError where a position in the session would prove nothing."""
+    """Raise UsageError or UnsupportedError if a position in the session would prove nothing."""
     _check_transaction(session)
     if not message.stable:
         raise UnsupportedError(
@@ -313,7 +311,7 @@ def _check_transaction(session: SqlSession) -> None:
     """Raise UsageError if the proof would be committed without the write."""
     driver = session
     if not isinstance(session, sqlite3.Connection) and not _is_psycopg(session):
-        _dialect(session)  # raises an error unless it is a session
+        _dialect(session)  # raises an error unless the object is a session
         bound = session.connection() if hasattr(session, "get_bind") else session
         driver = bound.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
@@ -334,7 +332,7 @@ def _is_psycopg(session: SqlSession) -> bool:
 
 
 def execute(session: SqlSession, statement: str, parameters: Mapping[str, Any]) -> Any:
-    """Execute a statement in any kind of session; return its cursor or result."""
+    """Execute a statement in any kind of session; return the cursor or result."""
     if isinstance(session, sqlite3.Connection):
         return session.execute(statement, dict(parameters))
     if _is_psycopg(session):

@@ -1,9 +1,9 @@
-"""Receive webhooks: verify a request, store it, and only then acknowledge it.
+"""Receives webhooks. Verifies a request, stores it, and only then acknowledges it.
 
-A receiver has no state. If it dies before it stores a request, the sender gets no answer and
-repeats the request. If it dies later, the broker recognizes the repetition by its deduplication
-key. The key comes from signed bytes, because an attacker who has read a webhook can change its
-headers, but cannot sign another body.
+A receiver has no state. If a receiver dies before it stores a request, the sender gets no answer
+and repeats the request. If the receiver dies later, the broker recognizes the repetition by its
+deduplication key. The key comes from signed bytes. An attacker who has read a webhook can change
+its headers, but cannot sign another body.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def wsgi(app: Sender) -> WebhookEndpoints:
 def asgi(app: Sender) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """Return an ASGI app that receives the webhooks of an app, to serve or mount.
 
-    It checks and answers requests as `wsgi` does, and uses no thread for a request.
+    The app checks and answers requests like `wsgi`, and uses no thread for a request.
 
     >>> web.mount("/hooks", qdo.ingest.asgi(app))
 
@@ -80,7 +80,8 @@ def asgi(app: Sender) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         if scope["type"] != "http":  # refused by a server that offers a lifespan: it has none
             await send({"type": "websocket.close"})
             return
-        # A framework that mounts an app leaves the whole path in the scope, and names its begin.
+        # A framework that mounts an app leaves the whole path in the scope, and `root_path` names
+        # its beginning.
         path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
         headers = headers_of(scope)
         parts = _parts(receive)
@@ -178,7 +179,7 @@ class WebhookEndpoints:
         return answer
 
     def status_of_head(self, method: str, path: str, headers: Headers) -> int | None:
-        """Return the status of a request if its head decides it, else None."""
+        """Return the status of a request if its head decides the status, otherwise None."""
         webhook = self._app.webhooks.get(path)
         if webhook is None:
             return 200 if path == "/healthz" else 404
@@ -194,7 +195,7 @@ class WebhookEndpoints:
         return None if SCHEMES[webhook.verify].may_verify(headers, time.time()) else 401
 
     def status_of_body(self, path: str, headers: Headers, body: bytes) -> int | None:
-        """Return the status of a request that its body decides, or None if it is verified."""
+        """Return the status of a request that its body decides, or None for a verified request."""
         if len(body) != int(headers["content-length"]):  # some servers forward incomplete bodies
             return 400
         scheme = SCHEMES[self._app.webhooks[path].verify]
@@ -206,7 +207,7 @@ class WebhookEndpoints:
         kind = headers.get(CONTENT_TYPE, "")
         is_value = (is_json(kind) or not kind) and is_json_text(body)
         names = SCHEMES[webhook.verify].passed_on
-        if is_value or not is_json(kind):  # a body that falsely claims to be JSON becomes bytes
+        if is_value or not is_json(kind):  # store a body that falsely claims to be JSON as bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
         message = NewMessage(webhook.queue, JsonText(body) if is_value else body, headers=kept)
@@ -279,8 +280,8 @@ class WebhookEndpoints:
             self._body_bytes -= len(body)
 
     async def _read(self, parts: AsyncIterator[bytes], length: int, body: bytearray) -> int | None:
-        """Read a body within the limits of `qdo ingest`; return a status if it exceeds them."""
-        # Count only received bytes: a client that announces a large body takes no room from others.
+        """Read a body within the limits of `qdo ingest`; return a status if a limit is exceeded."""
+        # Count only received bytes. A client that only announces a large body must not take room.
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 async for part in parts:
@@ -295,7 +296,7 @@ class WebhookEndpoints:
         return None
 
     def log_counts(self) -> None:
-        """Log the number of requests with each status since the last call, if there were any."""
+        """Log the number of requests with each status since the last call, if any."""
         with self._lock:
             counts = sorted(self._counts.items())
             self._counts.clear()
@@ -305,7 +306,7 @@ class WebhookEndpoints:
 
 
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the parts of a body; end early if the client disconnects."""
+    """Yield the parts of a body. End early if the client disconnects."""
     more = True
     while more:
         event = await receive()

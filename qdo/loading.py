@@ -1,4 +1,4 @@
-"""Import apps and jobs by their names on the command line or in settings."""
+"""Imports apps and jobs by their names on the command line or in settings."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ USAGE = (
     "name an app with its jobs as MODULE:APP, as an argument or in the setting `app`, or give "
     "--app NAME and --job MODULE:FUNCTION"
 )
-# Files of import code, and of generated code such as the `__init__` of a dataclass.
+# Names of files with import code, and of generated code such as the `__init__` of a dataclass.
 _IMPORT = ("<", os.path.dirname(importlib.__file__) + os.sep)
 _QDO_FOLDER = os.path.dirname(__file__) + os.sep
 
 
 def prepare(settings: Settings, target: str | None = None) -> tuple[App, Settings]:
-    """Return the app to work for, and the current settings.
+    """Return the app that the settings or `target` name, and the current settings.
 
     :param settings: the settings from file, environment and flags.
-    :param target: MODULE:APP, see `choose_target`.
+    :param target: MODULE:APP (see `choose_target`).
     """
     target = choose_target(settings, target)
     app = load_app(target) if target else _app_around_job(settings)
@@ -48,9 +48,9 @@ def prepare(settings: Settings, target: str | None = None) -> tuple[App, Setting
 
 
 def choose_target(settings: Settings, target: str | None) -> str | None:
-    """Return the app to import: the argument `target`, or else the setting `app`.
+    """Return the app to import, from the argument `target` or from the setting `app`.
 
-    Import nothing, because the parent of worker processes calls this function.
+    The function imports nothing, because the parent of worker processes calls it.
 
     :return: MODULE:APP, or None to make an app around the settings `app` and `job`.
     """
@@ -151,7 +151,7 @@ def _hidden(value: Any) -> str:
 
 def _import(target: str, module_name: str) -> ModuleType:
     # By default, a console script does not search the current folder for modules. Add the folder
-    # last, so that its files cannot replace modules of Python or of an installed package.
+    # last, because its files must not replace modules of Python or of an installed package.
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)
@@ -171,13 +171,15 @@ def _import(target: str, module_name: str) -> ModuleType:
 
 def _broken(target: str, error: BaseException) -> JobModuleError:
     if isinstance(error, SyntaxError) and error.filename:
-        # The module has not run, so no frame belongs to it. str() would repeat the location.
+        # The module has not run, so no frame belongs to the module. str() would repeat the
+        # location.
         text: object = error.msg
         place = _place(error.filename, error.lineno)
     else:
         text = error
         frames = traceback.extract_tb(error.__traceback__)
-        # An error of qdo concerns a call in the module, so report the line of the call, not qdo's.
+        # An error of qdo concerns a call in the module. Report the line of the call, not a line of
+        # qdo.
         skipped = (_QDO_FOLDER,) if isinstance(error, QdoError) else ()
         own = [each for each in frames if not each.filename.startswith((*_IMPORT, *skipped))]
         place = _place(own[-1].filename, own[-1].lineno) if own else ""

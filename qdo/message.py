@@ -1,7 +1,7 @@
-"""Messages and batches, as jobs get them.
+"""The messages and batches that jobs get.
 
-A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4): the number of
-100 ns intervals since 1582-10-15, a Python int, printed as a decimal string.
+A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4). It is the number of 100 ns
+intervals since 1582-10-15, as a Python int. qdo prints a position as a decimal string.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qdo.system.processes import SIGN
 URGENT = 0
 HIGH = 3
 NORMAL = 5
-# Priorities of messages, from 0 to 9; `NORMAL` is the default.
+# Priorities of messages, from 0 to 9. `NORMAL` is the default.
 LOW = 7
 # The header with a priority other than `NORMAL`.
 PRIORITY = "qdo-priority"
@@ -38,7 +38,7 @@ else:
 
 
 def priority_of(headers: Mapping[str, Any]) -> int:
-    """Return the priority in headers; another program may have written any value."""
+    """Return the priority in headers, which another program may have written."""
     text = headers.get(PRIORITY)
     if isinstance(text, str) and len(text) == 1 and "0" <= text <= "9":
         return int(text)
@@ -47,11 +47,11 @@ def priority_of(headers: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The data that all messages of a queue share, as the broker gave it to the worker.
+    """The data that all messages of a queue share in a worker.
 
     :ivar app: the app's `Settings.scope`.
-    :ivar stream: the stream of a shard, None for any other queue.
-    :ivar ids: the source of ids and times, see `Broker.id_scheme`; or the id of one message.
+    :ivar stream: the stream of a shard; None for any other queue.
+    :ivar ids: the source of ids and times (see `Broker.id_scheme`), or the id of one message.
     """
 
     app: str = ""
@@ -67,11 +67,11 @@ class Message(Generic[Body]):
 
     ``qdo.Message[OrderPlaced]`` is a message whose body has this type.
 
-    :ivar body: the decoded JSON value, or bytes where bytes were sent.
-    :ivar key: key from the sender, or None.
-    :ivar headers: mapping of str to str, from the sender.
-    :ivar position: a number that increases within a queue: the UUIDv1 time of the message, or a
-        broker-specific position (`qdo.positions`).
+    :ivar body: the decoded JSON value, or bytes if the sender sent bytes.
+    :ivar key: the sender's key, or None.
+    :ivar headers: the sender's headers, a mapping of str to str.
+    :ivar position: a number that increases within a queue. It is the UUIDv1 time of the message, or
+        a broker-specific position (`qdo.positions`).
     :ivar attempt: 1 for the first run of the job for this message.
     :ivar fence: number of the claim of this attempt, which increases with every claim of the queue.
         A sink that rejects smaller fences rejects late writes.
@@ -121,10 +121,10 @@ class Message(Generic[Body]):
 
     @property
     def id(self) -> str:
-        """Unique id, as the sender got it: the id of the broker, or the UUIDv1 of the position.
+        """Unique id, from `send`: the id of the broker, or the UUIDv1 of the position.
 
-        A delayed message keeps its id when it gets its position, and so does a dead letter when it
-        is retried. The id is made on demand, because building a UUID takes longer than building the
+        A delayed message keeps its id when it gets its position. A retried dead letter also keeps
+        its id. The id is made on demand, because building a UUID takes longer than building the
         rest of a message.
         """
         ids = self._origin.ids
@@ -139,17 +139,17 @@ class Message(Generic[Body]):
 
     @property
     def app(self) -> str:
-        """Name of its app, prefixed by any namespace other than the default; "" outside workers."""
+        """Name of the app, after any namespace other than the default; "" outside workers."""
         return self._origin.app
 
     @property
     def stream(self) -> str | None:
-        """The stream to which its queue belongs, None if the queue is not a shard."""
+        """The stream to which the queue belongs; None if the queue is not a shard."""
         return self._origin.stream
 
     @property
     def stable(self) -> bool:
-        """Whether the message has the same `position` when it is delivered again.
+        """Whether the message has the same `position` in every delivery.
 
         False with SQS, where the position is the time of receipt.
         """
@@ -157,7 +157,7 @@ class Message(Generic[Body]):
         return isinstance(ids, (str, int)) or ids.stable
 
     def limit(self, seconds: float) -> None:
-        """Set the deadline to `seconds` from now; executors call this before the job runs."""
+        """Set the deadline to `seconds` from now. Executors call this before the job runs."""
         now = clock()
         self.deadline = now + seconds
         self._stop_at = now + STOPPING_SHARE * seconds
@@ -167,8 +167,8 @@ class Message(Generic[Body]):
         """Whether the job should stop now, if it can.
 
         True while the worker drains, once the queue is paused or must move to another worker, and
-        after nine tenths of the job's `timeout_seconds`. Also true once the worker's lease is over,
-        because another worker may then run the message. A job that stops early must raise an
+        after nine tenths of the job's `timeout_seconds`. Also true after the end of the worker's
+        lease, because another worker may then run the message. A job that stops early must raise an
         exception, such as ``qdo.Retry(after=0, counts=False)``. If it returns, the message is done.
         """
         if SIGN.raised() or SIGN.claim_ended(self.queue, self.fence) or not self._leased():
@@ -176,18 +176,19 @@ class Message(Generic[Body]):
         return self.deadline is not None and clock() >= getattr(self, "_stop_at", self.deadline)
 
     def _report_end(self) -> None:
-        """Report that the end of its request is stored; see `requests.jobs.reporting`."""
+        """Report that the end of the request is stored (see `requests.jobs.reporting`)."""
         getattr(self, "_ends", []).append(True)
 
     @property
     def _equal_sends(self) -> dict[str, int]:
-        """The number of equal messages sent by this attempt, by digest; see `qdo.sending.once`."""
+        """The number of equal messages that this attempt has sent, by digest."""
         self._sends: dict[str, int] = getattr(self, "_sends", {})
         return self._sends
 
     def _leased(self) -> bool:
         """Return whether the worker has kept its lease since the first call of this method."""
-        # The lease of a later registration does not count: the worker lost its queues in between.
+        # The lease of a later registration does not count, because the worker lost its queues
+        # meanwhile.
         registration = SIGN.registration()
         self._registration = getattr(self, "_registration", registration)
         return self._registration == registration and SIGN.leased()
@@ -205,12 +206,12 @@ class Message(Generic[Body]):
 
     @property
     def due(self) -> float | None:
-        """Unix time in seconds until which the message was delayed, None without a delay."""
+        """Unix time in seconds until which the message was delayed; None without a delay."""
         return stored_time(self.headers, DUE)
 
     @property
     def priority(self) -> int:
-        """Priority from 0 to 9; jobs with ``order="priority"`` run the smallest first."""
+        """Priority from 0 to 9. Jobs with ``order="priority"`` run the smallest priority first."""
         return priority_of(self.headers)
 
     def __repr__(self) -> str:
@@ -218,9 +219,9 @@ class Message(Generic[Body]):
 
 
 class Batch(list[Message[Body]], Generic[Body]):
-    """Messages of one queue in their order, as delivered to a job that takes batches.
+    """Consecutive messages of one queue, for a job that takes batches.
 
-    The batch has the attributes that all its messages share; `id`, `position` and `attempt` are
+    The batch has the attributes that all its messages share. `id`, `position` and `attempt` are
     those of the first message.
     """
 
@@ -241,7 +242,7 @@ class Batch(list[Message[Body]], Generic[Body]):
 
     @property
     def attempt(self) -> int:
-        """Attempt of the first message; above 1 only in a batch of one message."""
+        """Attempt of the first message. Only a batch of one message has an attempt above 1."""
         return self[0].attempt
 
     @property
@@ -251,7 +252,7 @@ class Batch(list[Message[Body]], Generic[Body]):
 
     @property
     def deadline(self) -> float | None:
-        """Time by which the job must finish all messages, or None."""
+        """Time at which the job must have finished all messages, or None."""
         return self[0].deadline
 
     @property
@@ -264,7 +265,7 @@ class Batch(list[Message[Body]], Generic[Body]):
 
     @property
     def stable(self) -> bool:
-        """Whether the messages have the same positions when they are delivered again."""
+        """Whether the messages have the same positions in every delivery."""
         return self[0].stable
 
     def limit(self, seconds: float) -> None:

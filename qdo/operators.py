@@ -1,7 +1,7 @@
 """Operator commands for the code of an app, such as a web page that cancels messages.
 
-They use the functions of the `qdo` commands, with the same results, errors and entries in the
-action log.
+These methods use the functions of the `qdo` commands, with the same results, errors and entries in
+the action log.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
-# Functions import their modules late because most senders need none of them.
+# Functions import their modules late, because most senders do not need these modules.
 
 
 class OperatorService(Protocol):
-    """Runs the calls of operators; `qdo.testing` has another implementation."""
+    """Runs the calls of operators. `qdo.testing` has another implementation."""
 
     def cancel(
         self, queue: str, ids: Sequence[str], reason: str, timeout_seconds: float
@@ -123,19 +123,20 @@ class FleetOperators:
 
 
 def _logged(reason: str, call: str, target: str) -> bool:
-    """Return whether a call gets an entry in the action log; otherwise write a log line."""
-    # The entries of a program that calls often would evict the entries of operators.
+    """Return whether a call gets an entry in the action log. If not, write a log line."""
+    # Without this rule, the entries of a program that calls often would evict operators' entries.
     if not reason:
         _log.info("queue %s: a call of %s without a reason", target, call)
     return bool(reason)
 
 
 class OperatorCalls(Sender):
-    """The calls of operators, over the connection for the app's locks.
+    """The calls of operators, which use the connection for the app's locks.
 
     Each call raises CoordinatorUnreachableError or UnreachableError if the answer does not arrive
-    in time. The change may have been made; the caller can repeat it. A change with a `reason` gets
-    an entry in the action log. A change without a reason gets a line in the log of this process.
+    before the timeout. The change may have taken effect. The caller can repeat the call. A change
+    with a `reason` gets an entry in the action log. A change without a reason gets a line in the
+    log of this process.
     """
 
     _locks: PerProcess[Any]
@@ -143,21 +144,21 @@ class OperatorCalls(Sender):
     def cancel(
         self, queue: str, *ids: str, reason: str = "", timeout_seconds: float = 5.0
     ) -> dict[str, str]:
-        """Cancel waiting or delayed messages, which then never run, like `qdo cancel`.
+        """Cancel waiting or delayed messages, like `qdo cancel`. Cancelled messages never run.
 
         >>> id = app.send("mail-eu", {"to": "Ada"}, delay_seconds=3600)
         >>> app.cancel("mail-eu", id) == {id: "cancelled"}
         True
 
-        :param ids: ids of messages, as `send` returns them, or positions.
-        :param reason: the text for the action log; without a reason, the call has no entry.
-        :param timeout_seconds: how long the owner of the queue may take to answer.
+        :param ids: ids of messages, from `send`, or positions.
+        :param reason: the text for the action log. A call without a reason has no entry.
+        :param timeout_seconds: maximum time for the owner of the queue to answer.
         :return: "cancelled" or "already-cancelled" for each message.
-        :raises NotFoundError: the queue, or each of the messages, does not exist. A delayed message
-            that was cancelled without a reason no longer exists.
+        :raises NotFoundError: the queue does not exist, or none of the messages exists. A delayed
+            message that was cancelled without a reason no longer exists.
         :raises PartialFailureError: a message has begun, is done or does not exist, or the owner
-            did not answer; the others are cancelled.
-        :raises UnsupportedError: SQS cannot cancel.
+            did not answer. The other messages are cancelled.
+        :raises UnsupportedError: SQS cannot cancel messages.
         """
         from qdo.ops.cancel import check_outcomes
 
@@ -179,8 +180,8 @@ class OperatorCalls(Sender):
         >>> [each.kind for each in app.peek("mail-eu")]
         ['waiting']
 
-        :param kind: "waiting", "delayed", "failing" or "blocking" only.
-        :param limit: number of messages, at most 1000.
+        :param kind: return only "waiting", "delayed", "failing" or "blocking" messages.
+        :param limit: maximum number of messages, up to 1000.
         :raises NotFoundError: the queue does not exist.
         :raises UnsupportedError: SQS shows only messages that fail or block the queue.
         """
@@ -207,14 +208,14 @@ class OperatorCalls(Sender):
     apeek = twin(peek)
 
     def owner(self, queue: str) -> Owner | None:
-        """Return the worker that owns a queue now; None without an owner, as for a new queue.
+        """Return the worker that owns a queue now; None without an owner, such as for a new queue.
 
         >>> found = app.owner("mail-eu")
         >>> found and found.address
         '10.0.0.7:8001'
 
-        It reads two nodes of the coordinator. The queue may move to another worker before the
-        caller contacts this owner. A pool never has an owner.
+        The method reads two nodes of the coordinator. The queue may move to another worker before
+        the caller contacts this owner. A pool never has an owner.
         """
         warn_if_blocking()
         name = check_queue_name(queue)
@@ -223,13 +224,15 @@ class OperatorCalls(Sender):
     aowner = twin(owner)
 
     def stream(self, name: str, *, shards: int = 4) -> Stream:
-        """Return a stream: queues that divide the range of keys, and can be split at any time.
+        """Return a stream.
+
+        Its queues divide the range of keys, and operators can split them at any time.
 
         >>> users = app.stream("user", shards=4)
         >>> id = users.send("ada@example.org", {"op": "visit"})
 
-        Its first use creates the queues ``user.-40``, ``user.40-80``, ``user.80-c0`` and
-        ``user.c0-``; the job for "user.*" processes them. See "Streams".
+        The first use of the stream creates the queues ``user.-40``, ``user.40-80``, ``user.80-c0``
+        and ``user.c0-``. The job for "user.*" processes their messages (see "Streams").
 
         :param shards: the initial number of queues, a power of two up to 4096.
         """
@@ -245,17 +248,17 @@ class OperatorCalls(Sender):
         allow_none: bool = False,
         timeout_seconds: float = 60.0,
     ) -> None:
-        """Pause queues in the whole fleet, like `qdo pause`; `exclusive` pauses them for a block.
+        """Pause queues in the whole fleet, like `qdo pause`. `exclusive` pauses queues for a block.
 
-        It returns once no message of these queues is in flight. Do not call it in a job of these
-        queues.
+        The method returns once no message of these queues is in flight. Do not call it in a job of
+        these queues.
 
-        :param queues: globs of their names; the pause also applies to later queues.
-        :param reason: shown by `qdo pause --list` and `qdo queues`.
-        :param seconds: how long the pause lasts; None: until `resume`.
+        :param queues: globs of the queues' names. The pause also applies to later queues.
+        :param reason: text that `qdo pause --list` and `qdo queues` show.
+        :param seconds: duration of the pause. With None, the pause lasts until `resume`.
         :param allow_none: also accept globs that match no queue yet.
         :raises NotFoundError: a glob matches no queue that workers have seen.
-        :raises PauseNotObeyedError: messages are still in flight; the queues stay paused.
+        :raises PauseNotObeyedError: messages are still in flight. The queues stay paused.
         """
         from qdo.fleet.pauses import new_pause
 
@@ -283,11 +286,11 @@ class OperatorCalls(Sender):
     ) -> list[str | None]:
         """Retry messages that fail or block a queue immediately, like `qdo retry-now`.
 
-        :param ids: ids or positions of messages; without any, the first message.
+        :param ids: ids or positions of messages. Without ids, the method retries the first message.
         :param every: retry all messages that fail or block the queue.
         :return: the ids of the messages.
         :raises NotFoundError: no worker has seen the queue.
-        :raises NotFailingError: a given message does not fail, or no message fails; nothing is
+        :raises NotFailingError: a given message does not fail, or no message fails. Nothing has
             changed.
         """
         warn_if_blocking()
@@ -298,7 +301,7 @@ class OperatorCalls(Sender):
     aretry_now = twin(retry_now)
 
     def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
-        """Skip messages that fail, run or block a queue, like `qdo skip`; they never run again.
+        """Skip messages that fail, run or block a queue, like `qdo skip`. They never run again.
 
         The worker ends a running attempt. Parameters, result and errors are the same as for
         `retry_now`.

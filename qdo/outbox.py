@@ -1,4 +1,4 @@
-"""Messages that are sent if, and only if, the app's own SQL transaction is committed.
+"""Sends messages if, and only if, the app's own SQL transaction commits.
 
 A process may die between a commit and a `send`. Then an order is stored without its message, or a
 message is sent without its order. With an outbox, the app writes the message as a row in its
@@ -12,11 +12,11 @@ between sending and deleting       its successor sends again; the broker recogni
                                    id as the message's deduplication key and stores nothing
 =================================  ======================================================
 
-The same applies to two relays at once, for instance when a frozen relay resumes after its
+The same applies to two relays at the same time, for example when a frozen relay resumes after its
 successor has started.
 
 If the broker refuses a row, the row stays in the table with the reason, and the relay sends later
-rows. Apps may share a table; each app relays only its own rows.
+rows. Apps may share a table. Each app relays only its own rows.
 
 An outbox needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
 """
@@ -83,7 +83,8 @@ __all__ = ["Outbox"]
 _log = logging.getLogger(__name__)
 
 BATCH = 500
-# The maximum rows, and bytes of bodies, that are sent at once. A single body may be larger.
+# Maximum number of rows, and maximum size of their bodies, in one send. A single body may be
+# larger.
 BATCH_BYTES = 16 * 1024 * 1024
 
 
@@ -92,10 +93,11 @@ class Outbox:
 
     The constructor registers the outbox with the app, whose workers then relay its messages.
 
-    :param engine: SQLAlchemy engine that workers use to read the table.
+    :param engine: SQLAlchemy engine with which workers read the table.
     :param table: name of the table.
-    :param metadata: the app's `MetaData`; the code that creates its tables then creates this one.
-    :param clock: Unix time in seconds.
+    :param metadata: the app's `MetaData`. The code that creates the app's tables then also creates
+        this table.
+    :param clock: a function that returns the Unix time in seconds.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Outbox:
         app.outboxes.append(self)
 
     def create(self, session: Session | Connection) -> None:
-        """Create the table unless it exists; call it where the app creates its own tables.
+        """Create the table unless it exists. Call this method where the app creates its own tables.
 
         The call adds missing columns to a table of an older version.
         """
@@ -151,12 +153,12 @@ class Outbox:
         at: Moment | None = None,
         priority: int = NORMAL,
     ) -> str:
-        """Send a message after the transaction of the session is committed; return its id.
+        """Send a message after the transaction of the session commits; return the message's id.
 
-        Parameters and errors are the same as for `App.send`. Messages of one transaction keep their
-        order, and so do messages of consecutive transactions.
+        Parameters and errors are the same as for `App.send`. Messages of one transaction, and of
+        consecutive transactions, keep their order.
 
-        :raises UsageError: the session is not from SQLAlchemy; see also `App.send`.
+        :raises UsageError: the session is not a SQLAlchemy session, or for a reason of `App.send`.
         """
         if not isinstance(session, Session | Connection):
             raise UsageError(
@@ -190,10 +192,10 @@ class Outbox:
         return id
 
     def relay(self, broker: Broker) -> int:
-        """Send the oldest due rows, and delete them; return their number.
+        """Send the oldest due rows and delete them; return the number of these rows.
 
-        Rows that the broker refuses are set aside, and count too. Errors of the database, and
-        errors for which the broker accepts no row at all, are raised. Then the rows stay.
+        Set aside and count rows that the broker refuses. Raise errors of the database, and errors
+        for which the broker accepts no row at all. The rows then stay.
         """
         count = 0
         held = set[str]()
@@ -228,10 +230,10 @@ class Outbox:
             return connection.execute(query).all()
 
     def counts(self, newest: int = 0) -> tuple[int, int, int]:
-        """Return the number of waiting rows, of rows that were set aside, and the last place.
+        """Return the number of waiting rows, the number of rows set aside, and the last place.
 
-        :param newest: the last place from an earlier call. Only rows up to it count as waiting,
-            because later rows may just have been written.
+        :param newest: the last place from an earlier call. Only rows up to this place count as
+            waiting, because later rows may be new.
         """
         columns = self.table.c
         is_due = or_(columns.due.is_(None), columns.due <= self._clock())
@@ -265,11 +267,11 @@ class Outbox:
 
     @property
     def _own(self) -> Any:
-        """The condition for rows of the app; old rows without an app belong to the first relay."""
+        """Condition for rows of the app. Old rows without an app belong to the first relay."""
         return or_(self.table.c.app == self._scope, self.table.c.app.is_(None))
 
     def next_due(self) -> float | None:
-        """Return the Unix time at which the first delayed row is due, None without one."""
+        """Return the Unix time at which the first delayed row is due, or None."""
         columns = self.table.c
         query = select(func.min(columns.due)).where(self._own, columns.refused.is_(None))
         with self._engine.connect() as connection:
@@ -298,7 +300,7 @@ class Outbox:
         return [row for place in chosen for row in self._readable(place)]
 
     def _readable(self, place: int) -> Sequence[Any]:
-        """Return a row; or set an unreadable row aside, and return nothing."""
+        """Return a list with a row. Set an unreadable row aside, and return an empty list."""
         columns = self.table.c
         own = columns.place == place
         try:
@@ -363,18 +365,18 @@ def _table(name: str, metadata: MetaData) -> Table:
         Column("due", Float(53)),
         Column("app", Text),
         Column("refused", Text),
-        # Numbers are never reused, because a late delete must not hit a new row.
+        # Never reuse numbers, because a late delete must not remove a new row.
         sqlite_autoincrement=True,
     )
 
 
 def _is_unreadable(error: OperationalError) -> bool:
-    """Whether SQLite has stored text that is not UTF-8, an error without a separate code."""
+    """Return whether SQLite has stored text that is not UTF-8. This error has no separate code."""
     return isinstance(error.orig, sqlite3.OperationalError) and "decode" in str(error.orig)
 
 
 def _fitting(sizes: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the first rows, at least one, whose bodies fit the limit together."""
+    """Return the first rows whose bodies together fit the limit, but at least one row."""
     chosen: list[int] = []
     total = 0
     for place, size in sizes:

@@ -1,7 +1,7 @@
-"""Exceptions with which a job ends its attempt, and the event of each attempt for observers.
+"""Exceptions with which a job ends its attempt, and the event that observers get.
 
-If a job returns, its message is done. Any other exception is a failed attempt, and the policy of
-the queue applies.
+If a job returns, its message is done. After any other exception, the attempt has failed, and the
+policy of the queue applies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 
 class Outcome(Exception):
-    """The end of an attempt, as its job decided."""
+    """An end of an attempt that its job has chosen."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep all attributes when the exception moves between processes."""
@@ -31,9 +31,9 @@ class Retry(Outcome):
     """Retry this message `after` seconds from now (None: the policy's backoff).
 
     :param counts: whether this attempt counts as failed. Pass False if an outside service tells the
-        job to wait; then the number of retries has no limit.
-    :raises TypeError: `after` is neither a number nor None, or `counts` is not a bool; the attempt
-        then fails with this error.
+        job to wait. Then the number of retries has no limit.
+    :raises TypeError: `after` is not a number or None, or `counts` is not a bool. The attempt then
+        fails with this error.
     """
 
     def __init__(self, after: float | None = None, *, counts: bool = True) -> None:
@@ -48,7 +48,7 @@ class Retry(Outcome):
 
 
 class DeadLetter(Outcome):
-    """Store this message as a dead letter with a reason, and continue with the next one."""
+    """Store this message as a dead letter with a reason, and continue with the next message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class DeadLetter(Outcome):
 
 
 class Skip(Outcome):
-    """Skip this message permanently; the worker logs its id and the reason."""
+    """Skip this message permanently. The worker logs the message's id and the reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -64,12 +64,12 @@ class Skip(Outcome):
 
 
 class FailedAt(Outcome):
-    """The messages of a batch before this index are done; the message at the index failed.
+    """The messages of a batch before this index are done. The message at the index has failed.
 
-    Raise it ``from`` the error to record. The policy applies to this error.
+    Raise this exception ``from`` the error to record. The policy applies to this error.
 
-    :param index: counted from 0.
-    :raises TypeError: `index` is not an integer; the whole batch then fails with this error.
+    :param index: index of the failed message, counted from 0.
+    :raises TypeError: `index` is not an integer. The whole batch then fails with this error.
     """
 
     def __init__(self, index: int) -> None:
@@ -82,9 +82,9 @@ class FailedAt(Outcome):
 
 
 class Stop(Outcome):
-    """Stop the worker cleanly: this message is not done and no attempt is counted.
+    """Stop the worker cleanly. This message is not done, and the attempt does not count.
 
-    For a job that cannot process any message in this process, for instance because the disk is
+    Raise this exception in a job that cannot process any message, for example because the disk is
     full. The next owner of the queue runs the message again.
     """
 
@@ -96,14 +96,14 @@ class Stop(Outcome):
 class JobInterrupt(BaseException):
     """Raised inside a job that must end now, because of its timeout or an abort of its worker.
 
-    The executors "greenlet" and "thread" raise it. It is not an `Exception`: ``except Exception``
-    in a job does not catch it. A job may catch it to clean up, and must then raise it again, or
-    raise an outcome.
+    The executors "greenlet" and "thread" raise it. ``except Exception`` in a job does not catch it,
+    because it is not an `Exception`. A job may catch it to clean up. The job must then raise it
+    again, or raise an outcome.
     """
 
 
-# The possible ends of an attempt. ``wait``: a retry without a failed attempt. ``lost``: another
-# worker owns the queue now, and runs the message again.
+# The possible ends of an attempt. ``wait`` is a retry without a failed attempt. ``lost`` means that
+# another worker owns the queue now and runs the message again.
 OutcomeName: TypeAlias = Literal[
     "done", "retry", "wait", "dead-letter", "skip", "block", "stop", "lost"
 ]
@@ -113,11 +113,11 @@ OutcomeName: TypeAlias = Literal[
 class Event:
     """An attempt that has ended.
 
-    :ivar attempt: its number, from 1.
+    :ivar attempt: number of the attempt, from 1.
     :ivar error: the error as one line, or the reason of a dead letter, skip or stop; None if the
         job returned.
-    :ivar seconds: how long the job ran. 0 if it did not run because an operator ended the message,
-        or because the message killed its last process.
+    :ivar seconds: duration of the job. 0 if the job did not run, because an operator ended the
+        message or the message killed its last process.
     :ivar worker: name of the worker node.
     """
 

@@ -14,11 +14,12 @@ from typing import Protocol
 
 __all__ = ["format_position", "position_of_time", "time_of_position"]
 
-# The maximum digits of a typed position. No broker has more, and `int` fails beyond 4,300.
+# Maximum number of digits in a typed position. No broker has more digits, and `int` fails beyond
+# 4,300 digits.
 MOST_DIGITS = 100
 # The number of 100 ns intervals between 1582-10-15 and the Unix epoch.
 GREGORIAN_OFFSET = 0x01B21DD213814000
-# The Unix time of the year 10000; later times have no ISO 8601 form.
+# The Unix time at which the year 10000 begins. Later times have no ISO 8601 form.
 LATEST_SECONDS = 253402300800.0
 _FIRST_POSITION = GREGORIAN_OFFSET - 621_355_968_000_000_000
 # The first and the last time that `datetime` supports.
@@ -26,11 +27,13 @@ _LAST_POSITION = GREGORIAN_OFFSET + 2_534_023_007_999_999_999
 
 
 class Positions:
-    """Positions that are UUIDv1 times, as in the embedded broker; the base class of all others.
+    """Positions that are UUIDv1 times, as in the embedded broker.
 
-    :cvar stable: whether a position means the same message to every owner. Otherwise a message gets
-    a new position whenever it is received. Then workers store only `last` and failure records by
-    position, and find the failure records again by `identity`.
+    The base class of other positions.
+
+    :cvar stable: whether a position means the same message to every owner. If not, a message gets a
+        new position whenever a worker receives it. Workers then store only `last` and failure
+        records by position, and find the failure records again by `identity`.
     """
 
     stable = True
@@ -40,19 +43,19 @@ class Positions:
     def resume_after(self, last: int, position: str | None) -> int:
         """Return the position after which an owner resumes.
 
-        :param last: UUIDv1 time, as recorded; 0 before the first message.
-        :param position: the recorded broker-specific position, None without one, for instance after
-            an operator's seek to a time.
+        :param last: the recorded UUIDv1 time; 0 before the first message.
+        :param position: the recorded broker-specific position, or None, for example after an
+            operator's seek to a time.
         :raises ValueError: `position` is not a position of this broker.
         """
         return last
 
     def to_time(self, position: int) -> int:
-        """Return the UUIDv1 time that is recorded as ``last`` for a position."""
+        """Return the UUIDv1 time to record as ``last`` for a position."""
         return position
 
     def to_text(self, position: int) -> str | None:
-        """Return the text to record as ``position`` beside ``last``, or None."""
+        """Return the text to record as ``position`` in addition to ``last``, or None."""
         return None
 
     def identity(self, position: int) -> int:
@@ -63,7 +66,7 @@ class Positions:
         """Return the position of a message that has not been received yet.
 
         If positions are unstable, the result is at least `done`, because positions of another owner
-        are not comparable. A failure record of a message to come must not be dropped as past.
+        are not comparable. The owner must not drop the failure record of a future message.
         """
         return position
 
@@ -101,7 +104,7 @@ def format_position(position: int) -> str:
 
 
 def format_last(last: int) -> str | None:
-    """Return the time of a recorded `last`, None if it is before the first message."""
+    """Return the time of a recorded `last`, or None before the first message."""
     # A seek to the earliest message records 1 (see `Positions.earliest`). A new queue with parents
     # has 2 (see `QueueCatalog.child_start`).
     return format_position(last) if last > 2 else None
@@ -121,7 +124,7 @@ def new_id() -> str:
 
 
 class IdScheme(Protocol):
-    """The part of `Positions` that a message needs if its position is not a time."""
+    """The part of `Positions` that a message needs for a position that is not a time."""
 
     @property
     def stable(self) -> bool: ...

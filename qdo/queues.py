@@ -1,4 +1,4 @@
-"""Names of queues, and the filter of a worker: globs of its settings and of its jobs."""
+"""The names of queues, and the filter of a worker, with the globs of its settings and jobs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from qdo.errors import QueueNameError
 
-# The maximum length of a list of globs. A worker writes its filter with every claim, and the
-# rebalancer compiles it, which takes up to 10 us a character.
+# Maximum length of a list of globs in characters. A worker writes its filter with every claim, and
+# the rebalancer compiles the filter in up to 10 us per character.
 MAX_GLOBS_CHARACTERS = 16_384
-# The maximum length of a name in characters, which keeps transactions of many queues small.
+# Maximum length of a name in characters. The limit keeps transactions of many queues small.
 MAX_NAME_LENGTH = 200
 POOL = "a pool; use app.request"
 _RESERVED = {
@@ -31,12 +31,12 @@ _SHARD_NAME = re.compile(r"([^.]+)\.([0-9a-f]{2}){0,8}-([0-9a-f]{2}){0,8}(\.[0-9
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """Matches a name that globs in `queues` and in `jobs` match, and no glob in `exclude` does.
+    """Matches a name that globs in `queues` and in `jobs` match, but no glob in `exclude`.
 
     :ivar queues: globs of the setting `queues`.
     :ivar exclude: globs of the setting `exclude`.
     :ivar jobs: globs of the jobs of the worker's app.
-    :ivar pools: globs of the app's jobs for pools; `exclude` contains them as well.
+    :ivar pools: globs of the app's jobs for pools. `exclude` also contains these globs.
     """
 
     queues: tuple[str, ...] = ("*",)
@@ -73,7 +73,7 @@ class QueueFilter:
         return tuple(each for each in self.exclude if each not in self.pools)
 
     def __str__(self) -> str:
-        """Return the filter as command-line options, "" for all queues with a job."""
+        """Return the filter as command-line options; "" for all queues with a job."""
         chosen = [] if self.queues == ("*",) else [f"--queues {glob}" for glob in self.queues]
         return " ".join([*chosen, *(f"--exclude {glob}" for glob in self._excluded)])
 
@@ -82,7 +82,7 @@ EVERYTHING = QueueFilter()
 
 
 def command_text(command: str, *names: str, options: str = "") -> str:
-    """Return a `qdo` command to paste into a shell, for a queue and further arguments."""
+    """Return a `qdo` command, with quoted names, to paste into a shell."""
     # After "--", a name that begins with a hyphen is not an option.
     quoted = [shlex.quote(each) for each in names]
     hyphen = any(each.startswith("-") for each in names)
@@ -91,8 +91,8 @@ def command_text(command: str, *names: str, options: str = "") -> str:
 
 
 def why_untaken(queue: str, filters: Collection[QueueFilter]) -> str | None:
-    """Return the reason why no filter matches a queue; None if a filter matches."""
-    # Without filters, no worker runs.
+    """Return the reason why no filter matches a queue, or None."""
+    # If there are no filters, no worker runs.
     if not filters or any(each.takes(queue) for each in filters):
         return None
     if any(QueueFilter(jobs=each.pools).takes(queue) for each in filters):
@@ -116,7 +116,7 @@ def is_glob(text: str) -> bool:
 
 
 def name_error(name: str) -> str | None:
-    """Return the reason why `name` cannot be a znode name, None for a valid name."""
+    """Return the reason why `name` cannot be a znode name, or None for a valid name."""
     # The rules are ZooKeeper's (PathUtils.validatePath), with a length limit.
     if name in _RESERVED:
         return _RESERVED[name]
@@ -143,7 +143,7 @@ def check_path_part(name: str) -> str:
 
 
 def check_queue_name(name: str) -> str:
-    """Return `name`; raise QueueNameError if it cannot be a znode name."""
+    """Return `name`; raise QueueNameError for an invalid znode name."""
     if not isinstance(name, str):
         raise QueueNameError(name=name, reason=f"it is of type {type(name).__name__}, not text")
     reason = name_error(name)
@@ -152,9 +152,9 @@ def check_queue_name(name: str) -> str:
     return name
 
 
-@functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us; brokers call it for each message
+@functools.lru_cache(maxsize=10_000)  # 0.1 instead of 0.6 us for each message
 def stream_named(queue: str) -> str | None:
     """Return the stream in a shard-like queue name; None for any other name."""
-    # Names with months, such as ``report.2024-01``, also look like shards; see `Broker.stream_of`.
+    # Names with months, such as ``report.2024-01``, also look like shards (see `Broker.stream_of`).
     match = _SHARD_NAME.fullmatch(queue)
     return None if match is None else match[1]

@@ -1,4 +1,4 @@
-"""Classify failures by the rows they affect, for loops over rows of other programs.
+"""Classifies failures by the rows that they affect, for loops over rows of other programs.
 
 =============  ====================================  ==========================================
 kind           meaning                               a loop
@@ -9,8 +9,8 @@ unreachable    no row can succeed now                ends, and repeats all later
 =============  ====================================  ==========================================
 
 The kind depends on the class of the error and the codes of each store. The text of an error does
-not count, because servers translate it. An unknown error, such as an error that the app's code
-raised for a row, affects only that row.
+not matter, because servers translate texts. An unknown error, such as an error from the app's code
+for a row, affects only this row.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _UNREACHABLE_CLASSES = {"OperationalError", "InterfaceError", "InternalError", "
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """Return the kind of a failure: the rows that it affects."""
+    """Return the kind of a failure, which tells the affected rows."""
     if isinstance(error, QdoError):
         if not isinstance(error.__cause__, sqlite3.Error):
             return error.kind
-        error = error.__cause__  # one class covers files and single rows
+        error = error.__cause__  # the class covers errors of files and of single rows
     error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the errors of drivers
     if isinstance(error, sqlite3.Error):
         of_row = isinstance(error, _SQLITE_ROWS)
@@ -67,10 +67,11 @@ def sqlstate_kind(state: str) -> FailureKind:
 class Passage(Generic[Row, Result]):
     """The rows of `send_each`, by their outcome.
 
-    :ivar done: sent rows with their results.
-    :ivar refused: refused rows with their errors.
-    :ivar held: rows to retry later, with the error, or None for later rows of the same queue.
-    :ivar ended: the reason why no row can succeed now. The caller retries rows in no list later.
+    :ivar done: sent rows, with their results.
+    :ivar refused: refused rows, with their errors.
+    :ivar held: rows to retry later, with the error. Later rows of the same queue have None.
+    :ivar ended: the reason why no row can succeed now. The caller retries all rows that are in none
+        of the lists later.
     """
 
     done: list[tuple[Row, Result]] = field(default_factory=list)
@@ -84,10 +85,10 @@ def send_each(
     send: Callable[[Sequence[Row]], Sequence[Result]],
     queue_of: Callable[[Row], str],
 ) -> Passage[Row, Result]:
-    """Send rows in order, as many at once as possible; a failing row affects no other row.
+    """Send rows in order, as many at once as possible. A failing row affects no other queue.
 
-    :param send: sends all rows or none, and returns a result for each. After an error, the rows are
-        sent in halves.
+    :param send: a function that sends all rows or none, and returns a result for each row. After an
+        error, it gets the rows in halves.
     """
     passage = Passage[Row, Result]()
     waiting = [list(rows)]

@@ -1,11 +1,11 @@
-"""State by key: a JSON value that changes in step with the messages that it depends on.
+"""State by key. A state is a JSON value that changes together with the progress of its messages.
 
-The state and the progress of a job that counts or sums must agree. After a crash a message runs
+The state and the progress of a job that counts or sums must agree. But after a crash a message runs
 again, and a frozen worker may still write. `KeyedState` keeps the value of a queue or key in the
 app's database, with the proof of `qdo.idempotency.FencedWrites`. The transaction that saves the
-value also records the fence and the position of its message. A repeated message changes nothing,
-and writes of a former owner are rejected. Other effects of the job in this database are part of the
-same transaction.
+value also records the fence and the position of its message. Therefore a repeated message changes
+nothing, and the database rejects writes of a former owner. Other effects of the job in this
+database are part of the same transaction.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from qdo.message import Message
 
 __all__ = ["KeyedState", "SavedState"]
 
-# The maximum size of a value. Each message of its key writes the whole value.
+# Maximum size of a value in bytes. Each message of a key writes the whole value.
 MAX_STATE_BYTES = 1024 * 1024
 
 
 class SavedState(dict[str, Any]):
-    """A JSON value, which is saved when the block of `KeyedState.of` ends without an error.
+    """A JSON value. The block of `KeyedState.of` saves the value if it ends without an error.
 
-    :ivar new: whether the message is new. For a repeated message, the state is the one after the
-        last message, and changes are dropped. The job should then end without effects.
+    :ivar new: whether the message is new. For a repeated message, this is the state after the last
+        message, and changes are dropped. The job should then end without effects.
     """
 
     new = False
@@ -52,7 +52,7 @@ class KeyedState(FenceTable):
         """
         super().__init__(table, columns, "scope, name")
         # Each statement locks the row, so two owners decide one after the other. Even a repeated
-        # message raises the fence, which rejects a former owner that is ahead of the recorded
+        # message raises the fence. The fence rejects a former owner that is ahead of the recorded
         # progress.
         self._enter = f"""
             INSERT INTO {table} (app, scope, name, fence, positions, value)
@@ -73,19 +73,19 @@ class KeyedState(FenceTable):
     def of(
         self, session: SqlSession, message: Message, key: str | None = None
     ) -> Iterator[SavedState]:
-        """Yield the state of the message's queue and key; save it at the end of the block.
+        """Yield the state of the message's queue and key. Save it at the end of the block.
 
-        Enter the block first in the transaction of the job's effects. Then both are committed
-        together, or neither. It takes two statements. The row stays locked until the end of the
-        transaction.
+        Enter the block first in the transaction of the job's effects. Then the state and the
+        effects are committed together, or neither. The block executes two statements. The row stays
+        locked until the end of the transaction.
 
         :param session: a SQLAlchemy `Session` or `Connection`, a `psycopg.Connection`, or a
             `sqlite3.Connection`, in a transaction.
-        :param key: the key of the state; None: the message's key. Pass "" for one state of the
+        :param key: the key of the state; None for the message's key. Pass "" for one state of the
             whole queue. The messages of a key must run in order.
         :raises StaleClaimError: another worker has since claimed the queue and entered a block.
-        :raises UsageError: JSON cannot hold the state, or it exceeds 1 MiB; the key has more than
-            200 characters; the session commits each statement separately.
+        :raises UsageError: JSON cannot hold the state, the state exceeds 1 MiB, the key has more
+            than 200 characters, or the session commits each statement separately.
         :raises UnsupportedError: the database is neither SQLite nor PostgreSQL, or the message gets
             a new position for each delivery, as with SQS.
         """
@@ -107,9 +107,9 @@ class KeyedState(FenceTable):
     def read(
         self, session: SqlSession, queue: str, key: str = "", app: str | None = None
     ) -> dict[str, Any]:
-        """Return the saved state of a queue or stream and a key; empty without one.
+        """Return the saved state of a queue or stream and a key, or an empty dict.
 
-        :param app: the app as in `message.app`; needed if the table has states of several.
+        :param app: the app, as in `message.app`. Required if the table has states of several apps.
         """
         row = _row(self._only_app(session, app), queue, key)
         stored = execute(session, self._read, row).fetchone()
@@ -118,7 +118,7 @@ class KeyedState(FenceTable):
     def _decide(
         self, session: SqlSession, message: Message, row: dict[str, str]
     ) -> tuple[Write, dict[str, Any], dict[str, Any]]:
-        """Lock the row; return the decision, the positions and the value."""
+        """Lock the row. Return the decision, the positions and the value."""
         check_proof(session, message)
         self._use(session, message.app)
         entered = execute(session, self._enter, {**row, "fence": message.fence})

@@ -1,6 +1,6 @@
-"""Text for people: lists, counts, suggestions, errors of an app, and untrusted text.
+"""Formats text for people, such as lists, counts, suggestions, errors and untrusted text.
 
-An app's errors may have a `__str__` or `__repr__` that raises; the functions here still return.
+The functions return a text even if an app's error has a `__str__` or `__repr__` that raises.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Length limit of the text of an error, which appears in log lines, tables and dead letters.
+# Maximum length of the text of an error, which appears in log lines, tables and dead letters.
 ERROR_CHARACTERS = 1000
-# Length limit of a traceback, whose beginning and end are kept.
+# Maximum length of a traceback. A longer traceback keeps its beginning and its end.
 TRACEBACK_CHARACTERS = 16_000
 UNPRINTABLE = "(its text cannot be shown: str() of it raises)"
-# Characters that Python considers printable, but that have no width or are invisible.
+# Characters that Python considers printable although they are invisible or have no width.
 _INVISIBLE = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
     + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str, indent: str = "") -> str:
-    """Return `printable` text that keeps its lines; all lines except the first are indented."""
+    """Return `printable` text that keeps its lines. Indent all lines except the first."""
     return f"\n{indent}".join(map(printable, text.split("\n")))
 
 
@@ -68,7 +68,7 @@ def one_line(value: Any) -> str:
 
 
 def shorten(text: str, limit: int = ERROR_CHARACTERS) -> str:
-    """Return about `limit` characters of a text, with the full length if the text is longer."""
+    """Return a text, or the first `limit` characters and the full length of a longer text."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
@@ -94,7 +94,7 @@ def fine_duration(seconds: float) -> str:
 
 
 def iso_time(seconds: float | None) -> str | None:
-    """Return a Unix time as ISO 8601 in UTC with whole seconds; None if that is impossible."""
+    """Return a Unix time as ISO 8601 in UTC with whole seconds, or None if impossible."""
     if seconds is None:
         return None
     try:
@@ -104,19 +104,19 @@ def iso_time(seconds: float | None) -> str | None:
 
 
 def join_some(items: Sequence[object], most: int = 5) -> str:
-    """Return up to `most` items and the number of all others, such as "a, b and 7 more"."""
+    """Return up to `most` items and the number of the other items, such as "a, b and 7 more"."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
 
 
 def closest(word: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the most similar known word, None if no word is similar enough."""
+    """Return the most similar known word, or None if no word is similar enough."""
     matches = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return " (did you mean 'x'?)" for the closest known word, "" without a close word."""
+    """Return " (did you mean 'x'?)" for the closest known word, or "" without a close word."""
     name = closest(word, known, cutoff)
     return "" if name is None else f" (did you mean {name!r}?)"
 
@@ -151,7 +151,7 @@ def describe_traceback(error: BaseException) -> str:
 
 
 def error_kind(text: str) -> str:
-    """Return the error class in a description; "hidden" for any other text of an app."""
+    """Return the error class in a description, or "hidden" for any other text of an app."""
     kind, colon, _ = text.partition(":")
     pattern = _CLASS_NAME if colon else _ERROR_NAME
     return kind if pattern.fullmatch(kind) else "hidden"

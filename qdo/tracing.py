@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: ``pip install -e '.[tracing]'``, then ``trace(app)``.
+"""Records spans of OpenTelemetry. Run ``pip install -e '.[tracing]'``, then call ``trace(app)``.
 
 Messages carry the context of their sender in the headers `traceparent` and `tracestate` (W3C Trace
 Context). A job has a separate span with a link to the sender's span, because a message may wait for
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["trace"]
 
-# OpenTelemetry's maximum number of links of a span; a batch may have more messages.
+# OpenTelemetry's maximum number of links of a span. A batch may have more messages.
 MOST_LINKS = 128
 
 
 def trace(app: App, provider: TracerProvider | None = None) -> None:
-    """Give each message the context of its sender, and each call of a job a span.
+    """Add the sender's context to each message, and a span to each call of a job.
 
-    Call it once, after creating the app. Without a provider that exports spans, nothing is
-    recorded, but messages still carry the context.
+    Call this function once, after creating the app. Without a provider that exports spans,
+    OpenTelemetry records nothing, but messages still carry the context.
 
-    :param provider: makes the spans; None for OpenTelemetry's global one.
+    :param provider: the provider that makes the spans; None for OpenTelemetry's global provider.
     """
     tracer = otel.get_tracer("qdo", __version__, provider)
 
@@ -72,7 +72,7 @@ def trace(app: App, provider: TracerProvider | None = None) -> None:
 
 
 def _context_headers() -> Mapping[str, str]:
-    """Return the headers with the context of the sender; empty without a context."""
+    """Return the headers with the context of the sender, if any."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier

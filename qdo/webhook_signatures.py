@@ -1,7 +1,7 @@
-"""Signatures of webhooks: make qdo's signatures, and verify the signatures of senders.
+"""Makes qdo's signatures of webhooks, and verifies the signatures of senders.
 
-A sender signs the body; some senders sign an id and a time before the body. qdo compares signatures
-in constant time, so the delay of an answer does not help to guess them.
+A sender signs the body. Some senders also sign an id and a time before the body. qdo compares
+signatures in constant time, so response times do not help to guess signatures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-# The maximum difference between the time of a signature and the local clock.
+# Maximum difference between the time of a signature and the local clock.
 TOLERANCE_SECONDS = 300.0
 SECRET_PREFIX = "whsec_"  # noqa: S105 - only the prefix
 SECRET_BYTES = range(16, 129)
@@ -28,15 +28,17 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SignatureScheme:
-    """How a sender signs.
+    """The way in which a sender signs.
 
-    :ivar given: returns the signatures of a request, and the signed parts before the body, each
-        with a dot after it. The last part is a time.
-    :ivar signature: returns the signature of bytes in the form used in requests.
-    :ivar identity: returns the signed bytes that are the same in every attempt to send a verified
-        webhook. None: a repeated webhook looks like a new one.
+    :ivar given: a function that returns the signatures of a request, and the signed parts before
+        the body. A dot follows each part. The last part is a time.
+    :ivar signature: a function that returns the signature of bytes, in the form that requests
+        contain.
+    :ivar identity: a function that returns the signed bytes that are the same in every attempt to
+        send a verified webhook. It returns None if a repeated webhook looks like a new webhook.
     :ivar passed_on: headers that describe a webhook. Most schemes do not sign them.
-    :ivar key: returns the key of a secret; raises ValueError if the secret is invalid.
+    :ivar key: a function that returns the key of a secret. It raises ValueError for an invalid
+        secret.
     """
 
     given: Callable[[Headers], tuple[Sequence[str], Sequence[str]]]
@@ -46,7 +48,7 @@ class SignatureScheme:
     key: Callable[[str], bytes] = str.encode
 
     def may_verify(self, headers: Headers, now: float) -> bool:
-        """Return whether the signature in headers is from about this Unix time; ignore the body."""
+        """Return whether the signature in headers is from about this Unix time. Ignore the body."""
         texts, parts = self.given(headers)
         if not any(texts) or any("." in part for part in parts):
             return False
@@ -80,13 +82,13 @@ def _hex(key: bytes, signed: bytes) -> bytes:
 
 
 def _standard(headers: Headers, part: str) -> str:
-    """Return a header of Standard Webhooks, or the header with the name that Svix uses."""
+    """Return a header of Standard Webhooks, under its own name or the name that Svix uses."""
     brand = "webhook" if "webhook-id" in headers else "svix"
     return headers.get(f"{brand}-{part}", "")
 
 
 def standard_key(secret: str) -> bytes:
-    """Return the key of a Standard Webhooks secret; raise ValueError if it is invalid."""
+    """Return the key of a Standard Webhooks secret; raise ValueError for an invalid secret."""
     named = secret.removeprefix("v1,")  # some senders include the signature version
     text = named.removeprefix(SECRET_PREFIX)
     with suppress(ValueError):
@@ -133,8 +135,8 @@ SCHEMES: Mapping[str, SignatureScheme] = {
         passed_on=("x-github-event", "x-github-delivery", "x-github-hook-id"),
     ),
     # A token, which signs nothing. Since version 17.4, repeated webhooks have the same
-    # Idempotency-Key. Bodies do not identify a repetition: if a push is reverted and pushed again,
-    # two webhooks have equal bodies.
+    # Idempotency-Key. Bodies do not identify a repetition. If a user reverts a push and pushes
+    # again, two webhooks have equal bodies.
     "gitlab": SignatureScheme(
         given=lambda headers: ([headers.get("x-gitlab-token", "")], ()),
         signature=lambda key, _: key,
@@ -152,7 +154,7 @@ SCHEMES: Mapping[str, SignatureScheme] = {
         key=standard_key,
     ),
     "stripe": SignatureScheme(_given_by_stripe, _hex, _stripe_id),
-    # Verifies nothing: use it only behind a proxy that admits no other sender.
+    # Verifies nothing. Use this scheme only behind a proxy that admits no other sender.
     "none": SignatureScheme(lambda _: (["none"], ()), lambda *_: b"none", lambda *_: None),
 }
 

@@ -20,7 +20,7 @@ _is_place = re.compile(r"\s*(env|file):\S.*").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class DeclaredWebhook:
-    """A webhook of an app, see `App.webhook`."""
+    """A webhook of an app (see `App.webhook`)."""
 
     path: str
     queue: str

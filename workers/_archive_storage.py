@@ -1,4 +1,4 @@
-"""Storage for the files of `qdo.programs.archive`: a folder, or an S3 bucket."""
+"""Storage for the files of `qdo.programs.archive`, in a folder or an S3 bucket."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _TEMPORARY = ".tmp"
 
 
 class Place(Protocol):
-    """Stores named files; "/" separates the parts of a name."""
+    """Stores named files. "/" separates the parts of a name."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Store a file atomically, replacing one of the same name; durable on return."""
+        """Store a file atomically and durably. Replace a file of the same name."""
 
     def names(self, folder: str, start: str) -> Iterator[str]:
-        """Yield the names FOLDER/DAY/FILE that sort after `start`, which has the same form."""
+        """Yield the names of the form FOLDER/DAY/FILE that sort after `start`."""
 
 
 def folder_of(queue: str) -> str:
-    """Return the folder of a queue: its name, encoded for any file system.
+    """Return the folder of a queue, which is the queue's name in an encoding for any file system.
 
-    A long name ends with a digest. The character before it occurs in no encoded name, so no other
-    queue can have this folder.
+    A long name ends with a digest. The character before the digest occurs in no encoded name, so no
+    other queue can have this folder.
     """
     name = quote(queue, safe="")
     if len(name) <= MAX_FOLDER:
@@ -86,7 +86,7 @@ class Folder:
         _sync(path.parent)
 
     def names(self, folder: str, start: str) -> Iterator[str]:
-        """Yield names like `Place`; delete half-written files of dead processes."""
+        """Yield names like `Place`. Delete unfinished files of dead processes."""
         base = self._root / folder
         if not base.is_dir():
             return
@@ -123,9 +123,9 @@ def _sync(folder: Path) -> None:
 
 
 class S3Storage:
-    """Objects in S3, or in an S3-compatible service: boto3 reads AWS_ENDPOINT_URL.
+    """Objects in S3, or in an S3-compatible service. boto3 reads its address from AWS_ENDPOINT_URL.
 
-    :param client: a boto3 client; by default one with boto3's own settings.
+    :param client: a boto3 client. The default is a client with boto3's own settings.
     :raises ValueError: boto3 is missing, or the bucket is not usable.
     """
 
@@ -136,7 +136,7 @@ class S3Storage:
         self._check()
 
     def write(self, name: str, data: bytes) -> None:
-        """Store an object; S3 makes it visible atomically."""
+        """Store an object. S3 makes the object visible atomically."""
         self._client.put_object(
             Bucket=self._bucket,
             Key=self._prefix + name,

@@ -1,4 +1,4 @@
-"""Bodies as JSON text for programs and people outside of qdo."""
+"""Converts bodies to JSON text for programs and people outside of qdo."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _dumps = functools.partial(ujson.dumps, escape_forward_slashes=False, allow_nan=
 def json_bytes(value: Any) -> bytes:
     """Return a value as JSON in UTF-8.
 
-    Half of a surrogate pair, which UTF-8 cannot encode, stays escaped as its sender wrote it.
+    UTF-8 cannot encode half of a surrogate pair. It stays escaped, as its sender wrote it.
 
-    :raises DeadLetter: JSON cannot hold the value, and no retry can help: a number such as 1e400,
-        which other programs can send, is infinite.
+    :raises DeadLetter: JSON cannot hold the value, and no retry can help. For example, other
+        programs can send 1e400, which becomes infinite.
     """
     try:
         try:

@@ -1,7 +1,8 @@
-"""Options of the programs in this folder, from QDO_* variables of the environment.
+"""Reads the options of the programs in this folder from QDO_* environment variables.
 
-The environment reaches every process of a worker, however it is started, and keeps secrets out of
-files that many users can read. Each program declares its options as fields of a frozen dataclass.
+The environment reaches every process of a worker, however an operator starts the worker. It keeps
+secrets out of files that many users can read. Each program declares its options as fields of a
+frozen dataclass.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from qdo.text import did_you_mean
 
 
 class Declared(Protocol):
-    """A dataclass of options; `PREFIX` starts its variable names, such as "QDO_WEBHOOK_"."""
+    """A dataclass of options. `PREFIX` is the prefix of its variables, such as "QDO_WEBHOOK_"."""
 
     PREFIX: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -38,15 +39,15 @@ def option(
     *,
     secret: bool = False,
 ) -> Any:
-    """Declare an option; an option without a default is required."""
+    """Declare an option. An option without a default is required."""
     metadata = {"help": help, "check": check}
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
 def read(kind: type[_Options], environ: Mapping[str, str] | None = None) -> _Options:
-    """Return the options of a program; text is converted to the type of the default.
+    """Return the options of a program. Convert each text to the type of the default.
 
-    :param environ: `os.environ` if None.
+    :param environ: environment variables; None for `os.environ`.
     :raises UsageError: a variable with the prefix is not an option of the program.
     :raises SettingsError: an option is missing or invalid.
     """
@@ -96,7 +97,7 @@ _Context = TypeVar("_Context")
 def expect(context: Any, kind: type[_Context], program: str) -> _Context:
     """Return the context of a job after checking that the program's own context created it.
 
-    :raises Stop: the job was named without its context; the message is not processed.
+    :raises Stop: the worker runs the job without its context. The message is not processed.
     """
     if isinstance(context, kind):
         return context
@@ -110,10 +111,10 @@ def expect(context: Any, kind: type[_Context], program: str) -> _Context:
 def require_greenlet(program: str) -> None:
     """Check that a job that waits through gevent runs in the main thread.
 
-    gevent watches child processes only in the main thread, and the hub of another thread writes
-    noise when that thread ends.
+    gevent watches child processes only in the main thread. The hub of another thread writes useless
+    messages when the thread ends.
 
-    :raises Stop: the job runs in a native thread; the message is not processed.
+    :raises Stop: the job runs in a native thread. The message is not processed.
     """
     # On Linux the native id of the main thread is the process id.
     if is_module_patched("socket") and threading.get_native_id() != os.getpid():

@@ -5,22 +5,22 @@
     qdo send --app archive orders '{"order": 1}'
 
 A file holds consecutive messages of one queue. Its name consists of the queue, the day, and the
-positions of the last and the first message. The same messages therefore always have the same file
+positions of the last and the first message. Therefore the same messages always have the same file
 name, and files sort in the order of the queue::
 
     orders/2026-11-21/00140145345092631279-00140145345071818127.jsonl.gz
 
-A message is done once its file is durable: synced and renamed into place, or stored by S3. After
-a crash messages run again; the archive skips messages that a file of the queue already contains, so
-each is stored once. There is one exception: a worker that is frozen while it writes a file, loses
-its queue, and then continues. Its messages may be in two files; readers recognize them by position
-or id.
+A message is done once its file is durable, which means synced and renamed into place, or stored by
+S3. After a crash messages run again. The archive skips messages that a file of the queue already
+contains, so each message is stored once. There is one exception. A worker may be frozen while it
+writes a file, lose its queue, and then continue. Its messages may then be in two files. Readers
+recognize these messages by position or id.
 
-Kinesis positions are wider than timestamps, and so are its file names. With SQS a message gets a
-new position in every delivery: a message that runs again after a crash is then stored twice, and
+Positions of Kinesis are longer than timestamps, and so are the file names. With SQS, a message gets
+a new position in every delivery. A message that runs again after a crash is then stored twice, and
 readers recognize it by its id.
 
-S3 needs ``pip install -e '.[aws]'``; boto3 finds the credentials in its usual way.
+S3 needs ``pip install -e '.[aws]'``. boto3 finds the credentials in its usual way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MAX_TIME = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The positions of a file, from first to last, both inclusive."""
+    """The first and the last position of a file, both inclusive."""
 
     first: int
     last: int
@@ -76,12 +76,12 @@ class Span:
 
 
 def name_of(queue: str, span: Span, day: str) -> str:
-    """Return the file name for a span of a queue; `day` is the day of its last message."""
+    """Return the file name for a span of a queue. `day` is the day of the last message."""
     return f"{folder_of(queue)}/{day}/{_digits(span.last)}-{_digits(span.first)}{SUFFIX}"
 
 
 def span_of(name: str) -> Span | None:
-    """Return the span in a file name, None if the file is not an archive file."""
+    """Return the span in a file name, or None if the file is not an archive file."""
     last, _, first = name.rpartition("/")[2].removesuffix(SUFFIX).partition("-")
     if name.endswith(SUFFIX) and _is_position(last) and _is_position(first):
         return Span(int(first), int(last))
@@ -104,13 +104,13 @@ def _sent(message: Message) -> str:
 
 
 def day_of(message: Message) -> str:
-    """Return the day in UTC of a message's position, or on which it was sent."""
+    """Return the day in UTC of a message's position, or the day on which the message was sent."""
     is_time = message.position < MAX_TIME
     return format_position(message.position if is_time else position_of_time(message.time))[:10]
 
 
 def line_of(message: Message) -> bytes:
-    """Return a message as a line of JSON; a body of bytes becomes ``body_base64``."""
+    """Return a message as a line of JSON. A body of bytes becomes ``body_base64``."""
     row: dict[str, Any] = {
         "id": message.id,
         "queue": message.queue,
@@ -127,7 +127,7 @@ def line_of(message: Message) -> bytes:
 
 
 def packed(messages: Iterable[Message]) -> bytes:
-    """Return the content of a file; the same messages give the same bytes."""
+    """Return the content of a file. The same messages give the same bytes."""
     return gzip.compress(b"".join(map(line_of, messages)), mtime=0)
 
 
@@ -136,7 +136,7 @@ def packed(messages: Iterable[Message]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """State of a queue: its fence, its last position, and the spans of files after it."""
+    """The fence and the last position of a queue, and the spans of its later files."""
 
     fence: int
     last: int
@@ -146,7 +146,7 @@ class _Known:
 class Archive:
     """Writes messages to a place, each message once.
 
-    Several threads may use it, but only one at a time for each queue.
+    Several threads may use the archive, but only one thread at a time for each queue.
     """
 
     def __init__(self, place: Place) -> None:
@@ -154,9 +154,9 @@ class Archive:
         self._known: dict[str, _Known] = {}
 
     def keep(self, messages: Sequence[Message]) -> list[str]:
-        """Store consecutive messages of a queue; return the names of new files.
+        """Store consecutive messages of a queue durably; return the names of new files.
 
-        Messages that are already stored are skipped. The files are durable on return.
+        Skip messages that are already stored.
         """
         if not messages:
             return []
@@ -179,8 +179,8 @@ class Archive:
         """Return the spans of existing files that may contain these messages.
 
         While a claim moves forward, only files of earlier claims can contain its messages.
-        The files are therefore listed at the start of a claim, and again when the queue moves
-        back: another attempt, or an operator's seek.
+        Therefore list the files at the start of a claim, and again when the queue moves back
+        because of another attempt or an operator's seek.
         """
         first, last = messages[0], messages[-1].position
         before = self._known.get(first.queue)
@@ -196,9 +196,9 @@ class Archive:
 
 
 def _start(first: Message) -> str:
-    """Return the name in a folder from which files may hold this message or a later one.
+    """Return the first name in a folder at which files may hold this message or a later message.
 
-    If positions are not timestamps, times need not grow with positions: start a day earlier.
+    If positions are not timestamps, times need not grow with positions. Then start a day earlier.
     """
     if first.position < MAX_TIME:
         return f"{day_of(first)}/{_digits(first.position)}"
@@ -222,7 +222,7 @@ def job_context() -> Iterator[Archive]:
 app = App("archive", job_context=job_context)
 
 
-# Use a thread: compressing and syncing would block the event loop.
+# Use a thread, because compressing and syncing would block the event loop.
 @app.job(executor="thread", batch=500, batch_wait_seconds=1.0)
 def job(message: Message | Sequence[Message], context: Archive) -> None:
     """Store a message, or several consecutive messages, in one file."""

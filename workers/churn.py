@@ -1,17 +1,17 @@
-"""Running totals per queue from commit records, exact even when workers crash or freeze.
+"""Computes exact totals of commit records per queue, even when workers crash or freeze.
 
-A message is a commit: ``{"repo", "commit", "parents", "time", "files", "insertions",
-"deletions"}``. The totals are in a SQLite file, named by the variable CHURN_DB (default
-``qdo-data/churn.db``), with one row per queue. The transaction that changes a row also writes the
-proof that the message was counted, a row of `qdo.idempotency.FencedWrites`:
+A message is the record of a commit: ``{"repo", "commit", "parents", "time", "files", "insertions",
+"deletions"}``. The totals are in a SQLite file with one row per queue. The variable CHURN_DB names
+the file (default ``qdo-data/churn.db``). The transaction that changes a row also writes the proof
+that the message was counted, a row of `qdo.idempotency.FencedWrites`:
 
-- A message at or before the recorded position changes nothing: it was delivered again after
+- A message at or before the recorded position changes nothing, because it was delivered again after
   a crash.
-- A message with a smaller fence than the recorded one changes nothing: it comes from a worker
-  that has lost the queue and has not noticed yet.
+- A message with a smaller fence than the recorded fence changes nothing, because it comes from a
+  worker that has lost the queue and has not noticed yet.
 
-SQS positions change with every delivery. There, the proof is a row of
-`qdo.idempotency.ProcessedMessages`: a message whose id was counted changes nothing.
+With SQS, positions change with every delivery. Then the proof is a row of
+`qdo.idempotency.ProcessedMessages`. A message with an id that was counted before changes nothing.
 
 ::
 
@@ -19,8 +19,8 @@ SQS positions change with every delivery. There, the proof is a row of
     qdo-worker --app churn --job qdo.programs.churn:job --burst
     python -m qdo.programs.churn
 
-The last command prints the totals and checks in the ledger that no commit was counted before one
-of its parents. It exits with 1 if one was.
+The last command prints the totals and checks that no commit was counted before one of its parents.
+If the check fails, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Totals:
     """The totals of one queue.
 
     :ivar refused: number of writes rejected because their fence was outdated.
-    :ivar before_parent: commits counted before one of their parents; 0 unless order was broken.
+    :ivar before_parent: number of commits counted before one of their parents; 0 unless messages
+        ran out of order.
     """
 
     queue: str
@@ -109,16 +110,17 @@ class Totals:
 
 
 class TotalsFile:
-    """The totals of every queue in a SQLite file; several processes may write to it at once."""
+    """The totals of every queue in a SQLite file. Several processes may write to the file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # Commits are not synced: a process crash loses nothing, only a power failure may.
+        # Do not sync commits. A crash of a process loses nothing. Only a power failure may lose
+        # commits.
         self._database = open_database(path, FORMAT, durable=False)
         self._lock = threading.Lock()
 
     def count(self, message: Message) -> bool:
-        """Count a message exactly once; return whether it was new.
+        """Count a message exactly once; return whether the message was new.
 
         :raises DeadLetter: the body is not a commit record.
         """
@@ -161,7 +163,7 @@ class TotalsFile:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        # IMMEDIATE waits for other writers here, before anything has been read.
+        # IMMEDIATE waits for other writers here, before the transaction reads.
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -175,7 +177,7 @@ class TotalsFile:
 def count_before_parent(commits: Sequence[tuple[str, Sequence[str]]]) -> int:
     """Return the number of commits that come before one of their parents.
 
-    Parents that are not among the commits are ignored: no message exists for them.
+    Ignore parents that are not among the commits, because they have no messages.
     """
     first: dict[str, int] = {}
     for place, (commit, _) in enumerate(commits):
@@ -215,7 +217,7 @@ app = App("churn", job_context=job_context)
 @app.job()
 def job(message: Message, context: dict[str, Any]) -> None:
     ledger = context.get("ledger")
-    if ledger is None:  # started with --job, without the context above
+    if ledger is None:  # the worker was started with --job, without the context above
         ledger = context["ledger"] = TotalsFile(ledger_path())
     ledger.count(message)
 

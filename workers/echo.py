@@ -1,4 +1,4 @@
-"""Prints every message: a minimal job, and a way to check that messages arrive.
+"""Prints every message. This is a minimal job, and a way to check that messages arrive.
 
 qdo-worker --app hello --job qdo.programs.echo:job
 qdo send --app hello greetings '{"name": "Ada"}'

@@ -4,10 +4,10 @@
     qdo-worker qdo.programs.shell:app
     qdo send --app shell visitors '{"name": "Ada"}'
 
-/bin/sh runs the command. Its standard input is the body: a line of JSON, or the bytes that were
-sent. The other properties of the message are in its environment: QDO_MESSAGE_ID, _QUEUE,
-_POSITION, _ATTEMPT, _FENCE, _TIME, and _KEY if the message has a key. No part of a message is
-inserted into the command itself. The exit code determines how the attempt ended:
+/bin/sh runs the command. The standard input is the body, as a line of JSON or the bytes that were
+sent. The environment contains the other properties of the message: QDO_MESSAGE_ID, _QUEUE,
+_POSITION, _ATTEMPT, _FENCE, _TIME, and _KEY if the message has a key. The program inserts no part
+of a message into the command itself. The exit code determines how the attempt ended:
 
 - 0: done.
 - 75 (EX_TEMPFAIL of sysexits.h): retry, under the failure policy.
@@ -50,7 +50,7 @@ class CommandFailedError(QdoError):
 
 
 class TryAgainError(Retry):
-    """The command requested a retry; `str` returns its stderr."""
+    """The command requested a retry. `str` returns the command's stderr."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def _non_empty(value: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ShellOptions:
-    """Options of the program: QDO_SHELL_COMMAND and so on."""
+    """Options of the program, such as QDO_SHELL_COMMAND."""
 
     PREFIX: ClassVar[str] = "QDO_SHELL_"
 
@@ -84,7 +84,7 @@ def standard_input(message: Message) -> bytes:
 
 
 def variables(message: Message) -> dict[str, str]:
-    """Return the variables that a command gets in addition to the worker's environment.
+    """Return the environment variables of a command that the worker's environment lacks.
 
     :raises DeadLetter: the key cannot be the value of an environment variable.
     """
@@ -109,8 +109,8 @@ def variables(message: Message) -> dict[str, str]:
 class Runner:
     """Runs the command.
 
-    :param environ: the environment that commands inherit, without the password for the
-        coordinator; `os.environ` if None.
+    :param environ: the environment that commands inherit, except for the coordinator's password;
+        None for `os.environ`.
     :raises SettingsError: the command is not valid shell syntax.
     """
 
@@ -132,7 +132,7 @@ class Runner:
         :raises CommandFailedError: the command failed in another way or timed out.
         """
         environ = {**self._environ, **variables(message)}
-        # Use files, not pipes: a grandchild that keeps a pipe open would block the worker.
+        # Use files, not pipes. A grandchild that keeps a pipe open would block the worker.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
             given.write(standard_input(message))
             given.seek(0)
@@ -164,7 +164,7 @@ class Runner:
         _signal_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(self._options.kill_seconds)
-        # Do it even if the command itself has ended: its children may still run.
+        # Kill the group even if the command itself has ended, because its children may still run.
         _signal_group(process, signal.SIGKILL)
         process.wait()
 
@@ -181,7 +181,7 @@ def _check_syntax(command: str) -> None:
 
 
 def _ending_with(parent: int) -> Callable[[], None]:
-    """Return a preexec_fn that makes the kernel kill the command when the worker dies."""
+    """Return a preexec_fn with which the kernel kills the command when the worker dies."""
     libc = ctypes.CDLL(None)
 
     def ask() -> None:
@@ -209,7 +209,7 @@ def _said(text: str) -> str:
 
 
 def _judge(code: int, text: str) -> None:
-    """Return for exit code 0, otherwise raise the error or outcome of the exit code."""
+    """Raise the error or outcome of an exit code; do nothing for 0."""
     if code == 0:
         return
     if code == EX_TEMPFAIL:

@@ -5,14 +5,14 @@
     qdo-worker qdo.programs.webhook:app
     qdo send --app webhook orders '{"order": 1}'
 
-Requests are signed according to the Standard Webhooks specification
-(https://www.standardwebhooks.com): HMAC-SHA256 over id, time and body. The response determines
+The program signs requests according to the Standard Webhooks specification
+(https://www.standardwebhooks.com), with HMAC-SHA256 over id, time and body. The response determines
 how the attempt ends:
 
 - 2xx: done.
-- 408, 425, 429, 5xx, no response in time, no connection: the message is retried after the time in
-  Retry-After, or else after the backoff of the failure policy; until then the queue waits.
-- any other response, including redirects: a dead letter, because a retry would fail too.
+- 408, 425, 429, 5xx, a timeout, or no connection: a retry after the time in Retry-After, or after
+  the backoff of the failure policy. Until then the queue waits.
+- any other response, including redirects: a dead letter, because a retry would also fail.
 
 Needs ``pip install -e '.[http]'``.
 """
@@ -57,7 +57,7 @@ def _url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # a '[' without its ']', for instance
+    except ValueError:  # for example, a '[' without its ']'
         usable = False
     if not usable:
         return f"must be an http:// or https:// address, got {hide_credentials(url)!r}"
@@ -81,7 +81,7 @@ def _secret_fault(text: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookOptions:
-    """Options of the program: QDO_WEBHOOK_URL and so on."""
+    """Options of the program, such as QDO_WEBHOOK_URL."""
 
     PREFIX: ClassVar[str] = "QDO_WEBHOOK_"
 
@@ -115,7 +115,7 @@ def payload(message: Message) -> tuple[bytes, str]:
 
 
 class UndeliveredError(Retry):
-    """The receiver did not accept the message; a retry may succeed.
+    """The receiver did not accept the message, but a retry may succeed.
 
     :ivar reason: the cause, for logs and dead letters.
     """
@@ -127,10 +127,10 @@ class UndeliveredError(Retry):
 
 
 def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> None:
-    """Return if the receiver accepted the message, raise otherwise.
+    """Raise an exception unless the receiver has accepted the message.
 
-    :param headers: of the response.
-    :param text: beginning of its body, to be shown.
+    :param headers: headers of the response.
+    :param text: beginning of the response's body, for the error message.
     :param now: Unix time in seconds, for a response without a date.
     :raises UndeliveredError: a retry may succeed.
     :raises DeadLetter: the receiver would reject every retry.
@@ -139,7 +139,7 @@ def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> Non
         return
     reason = f"the receiver responded with {status}" + (f": {text}" if text else "")
     if status >= 500 or status in TEMPORARY:
-        # A date refers to the receiver's clock, which may differ from ours.
+        # A date refers to the receiver's clock, which may differ from the clock of this machine.
         sent = _moment(headers.get("date", ""))
         after = retry_after(headers.get("retry-after"), now if sent is None else sent)
         raise UndeliveredError(reason, after)
@@ -147,9 +147,10 @@ def judge(status: int, headers: Mapping[str, str], text: str, now: float) -> Non
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """Return the seconds of a Retry-After header, None if it is missing or invalid.
+    """Return the seconds of a Retry-After header, or None if the header is missing or invalid.
 
-    RFC 9110, section 10.2.3: an integer of seconds, or a date. At most a day.
+    The value is a number of seconds or a date (RFC 9110, section 10.2.3). The result is at most a
+    day.
     """
     if value is None:
         return None
@@ -161,7 +162,7 @@ def retry_after(value: str | None, now: float) -> float | None:
 
 
 def _moment(text: str) -> float | None:
-    """Return the Unix time of an HTTP date, None if the text is not a date."""
+    """Return the Unix time of an HTTP date, or None if the text is not a date."""
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
@@ -190,7 +191,7 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
 class Courier:
     """Posts messages to the receiver over a pool of connections.
 
-    :param clock: Unix time in seconds.
+    :param clock: a function that returns the Unix time in seconds.
     """
 
     def __init__(self, options: WebhookOptions, clock: Callable[[], float] = time.time) -> None:
@@ -198,14 +199,14 @@ class Courier:
         self._keys = [standard_key(each) for each in options.secret.split()]
         self._clock = clock
         limits = urllib3.Timeout(connect=options.connect_seconds, read=options.timeout_seconds)
-        # urllib3 must not retry: the queue's policy decides.
+        # urllib3 must not retry, because the queue's policy decides about retries.
         self._pool = urllib3.PoolManager(maxsize=100, timeout=limits, retries=False)
         self._pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def deliver(self, message: Message) -> None:
         """POST a message.
 
-        :raises UndeliveredError: the message was not accepted; a retry may succeed.
+        :raises UndeliveredError: the receiver did not accept the message, but a retry may succeed.
         :raises DeadLetter: the receiver rejected the message.
         """
         overdue = gevent.Timeout(self._options.timeout_seconds)
@@ -239,7 +240,7 @@ class Courier:
             "content-type": kind,
             "user-agent": f"qdo/{qdo.__version__}",
             **standard_headers(self._keys, message.id, int(self._clock()), body),
-            # Names may contain any character, headers may not.
+            # Names may contain any character, but headers may not.
             "qdo-queue": quote(message.queue, safe=" "),
             "qdo-position": str(message.position),
             "qdo-attempt": str(message.attempt),
@@ -253,7 +254,7 @@ class Courier:
 
 
 def _beginning(response: urllib3.BaseHTTPResponse) -> str:
-    """Return the beginning of a response as text; keep its connection if it was read whole."""
+    """Return the beginning of a response as text. Keep the connection after a complete response."""
     whole = False
     try:
         shown = response.read(SHOWN_BYTES + 1, decode_content=False)
@@ -281,7 +282,7 @@ def job_context() -> Iterator[Courier]:
 app = App("webhook", job_context=job_context)
 
 
-# Outages of receivers last longer than those of databases: retry for just over an hour.
+# Outages of receivers last longer than outages of databases. Retry for just over an hour.
 @app.job(
     executor="greenlet",
     policy=Policy(attempts=16, backoff_seconds=1.0, backoff_max_seconds=600.0),

@@ -42,7 +42,7 @@ class Consent:
     reason: str = ""
 
     def given(self, what: str, show: Show, *, asks: bool = True) -> bool:
-        """Return whether to make the change; if not, show the effect of the change.
+        """Return whether to make the change. If not, show its effect.
 
         The command must not change or create anything before this returns True.
 

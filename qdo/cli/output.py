@@ -258,10 +258,7 @@ def _write_table(
 
 
 def _write_csv(items: Sequence[Mapping[str, Any]], out: TextIO) -> None:
-    """Write items with the keys of JSON.
-
-    Write lists and objects as JSON, and escape control characters.
-    """
+    """Write items with the keys of JSON, without control characters. Lists become JSON."""
     keys = dict.fromkeys(key for item in items for key in item)
     writer = csv.writer(out, lineterminator="\n")
     if keys:

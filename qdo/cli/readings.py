@@ -89,7 +89,7 @@ def reading_options(function: Any) -> Any:
 
 
 def read_statuses(connections: Connections, glob: str, budget: int | None = None) -> Statuses:
-    from qdo.ops.status import queue_statuses  # imports all brokers, but --help needs none of them
+    from qdo.ops.status import queue_statuses  # imports all brokers, which --help does not need
 
     return queue_statuses(
         connections.client,
@@ -154,7 +154,7 @@ def watch_parameter(function: _Function) -> _Function:
 
 
 def watched(show: Callable[[], Any], seconds: float | None) -> Any:
-    """Call a function that writes output. Call it repeatedly if `seconds` is not None."""
+    """Call a function that writes output, repeatedly if `seconds` is not None."""
     if seconds is None:
         return show()
     if sys.stdout.isatty():

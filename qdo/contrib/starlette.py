@@ -1,4 +1,4 @@
-"""Webhooks at endpoints of your own, in Starlette and FastAPI."""
+"""Verifies webhooks at your own endpoints in Starlette and FastAPI."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ANSWER_WAIT_SECONDS = 10.0
 class DashboardOptions:
     """Options of the dashboard.
 
-    :ivar viewer_token: token for read access; "" if there is none.
+    :ivar viewer_token: token for read access, or "".
     :ivar operator_token: token for read access, and for actions if `allow_actions` is True.
     :ivar anonymous: every visitor has read access if there are no tokens.
     :ivar allow_actions: operators may make changes. Requires the operator token.

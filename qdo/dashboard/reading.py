@@ -306,7 +306,7 @@ class FleetReader:
         self.fault: str | None = None
 
     def look(self, wait_seconds: float = 0.0) -> Reading | None:
-        """Return the last reading, or None. Start the next reading if the pause is over.
+        """Return the last reading, or None. After the pause, start the next reading.
 
         :param wait_seconds: maximum time to wait for an unfinished reading if the last reading is
             too old.

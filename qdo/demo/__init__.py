@@ -1,1 +1,1 @@
-"""The demo of `qdo demo`: distributes queues over workers, kills a worker, checks the result."""
+"""The demo, which distributes queues over workers, kills a worker, and checks the result."""

@@ -1,4 +1,4 @@
-"""Shows the steps of the demo, and a live picture of the workers below them."""
+"""Shows the steps of the demo and, below the steps, a live picture of the workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-# Interval between two lines without a terminal.
+# Interval between two lines if the output is not a terminal.
 PLAIN_SECONDS = 1.0
 _BAR = 20
 _WIDTH = 84
@@ -35,7 +35,7 @@ class Display:
             self.console.print(Text(f"   {line}", style="dim"), soft_wrap=True)
 
     def result(self, text: str, good: bool | None = None) -> None:
-        """Print a result; `good` tells whether it passed."""
+        """Print a result. `good` is whether a check passed; None for other results."""
         mark, style = {None: ("·", ""), True: ("✓", "green"), False: ("✗", "bold red")}[good]
         self.console.print(Text(f"   {mark} {text}", style=style), soft_wrap=True)
 

@@ -1,6 +1,6 @@
-"""The app of the demo, the record of all messages that it processed, and its check.
+"""The app of the demo, its record of all processed messages, and the check of this record.
 
-`qdo demo` runs it as ``qdo-worker qdo.demo.ledger:app``.
+`qdo demo` runs the app as ``qdo-worker qdo.demo.ledger:app``.
 
 All worker processes append to one file, one line per message. A line is a single write, so kill -9
 never leaves half a line. Times are from CLOCK_MONOTONIC, which all processes of a machine share.
@@ -18,14 +18,14 @@ from typing import NamedTuple
 import qdo
 from qdo.system.files import sqlite_path
 
-# Duration of a message, similar to a call of another service.
+# Duration of a message in seconds, similar to a call of another service.
 COST_SECONDS = 0.05
-# A file in the same folder as the file of messages.
+# Name of the ledger, a file in the same folder as the file of messages.
 LEDGER_FILE = "ledger"
 
 
 class Record(NamedTuple):
-    """A message that the process `pid` has processed under a fence."""
+    """A message that the process `pid` has processed, with the fence of the claim."""
 
     queue: str
     number: int
@@ -50,11 +50,11 @@ class Ledger:
 
 
 class LedgerCheck:
-    """Reads the growing ledger and checks it against the messages sent, numbered from 1.
+    """Compares the growing ledger with the sent messages, which are numbered from 1.
 
-    :ivar sent: number of messages, by queue.
-    :ivar done: highest number processed, by queue.
-    :ivar killed: ids of killed processes: only their messages may be repeated.
+    :ivar sent: number of sent messages, by queue.
+    :ivar done: highest number of a processed message, by queue.
+    :ivar killed: ids of killed processes. Only their messages may be repeated.
     :ivar faults: all violated guarantees, as sentences.
     """
 
@@ -97,7 +97,7 @@ class LedgerCheck:
         self._last[record.queue] = record
 
     def _fault(self, after: Record) -> str | None:
-        """Return the guarantee that a message violates, given the previous message."""
+        """Return the guarantee that a message violates, or None."""
         if after.number > self.sent.get(after.queue, 0):
             return "it was never sent"
         highest = self.done[after.queue]
@@ -134,5 +134,5 @@ def ledger() -> Iterator[Ledger]:
 def note(message: qdo.Message, context: Ledger) -> None:
     """Work for some time, then record the queue and number of the message."""
     started = time.monotonic()
-    time.sleep(COST_SECONDS)  # gevent runs other queues during the sleep
+    time.sleep(COST_SECONDS)  # gevent runs jobs of other queues during the sleep
     context.note(message.queue, message.body["number"], message.fence, started)

@@ -1,4 +1,4 @@
-"""The processes and files of the demo, all in one folder."""
+"""The processes of the demo, and its files, which are all in one folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DemoError(QdoError):
 
 
 class Sandbox(ExitStack):
-    """A broker, a coordinator and worker commands, `parents`; they end with the block."""
+    """A broker, a coordinator and worker commands (`parents`), which end with the block."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Sandbox(ExitStack):
         return self.folder / ledger.LEDGER_FILE
 
     def start_workers(self, processes: int, concurrency: int) -> None:
-        """Start one `qdo-worker` command; each process runs `concurrency` jobs at the same time."""
+        """Start one `qdo-worker` command. Each process runs `concurrency` jobs at the same time."""
         flags = {
             "--broker": self.broker_url,
             "--coordinator": self.coordinator_url,
@@ -97,7 +97,7 @@ class Sandbox(ExitStack):
         return DemoError(reason="\n".join([reason, *lines[-_LAST_LINES:]]))
 
     def _clear(self) -> None:
-        """Stop the running processes: drain, abort, kill."""
+        """Stop the running processes: drain them, then abort, then kill."""
         for parent in self.parents:
             for _ in range(3):
                 if parent.poll() is None:

@@ -17,7 +17,7 @@ from qdo.demo.sandbox import DemoError, Sandbox
 from qdo.ops.status import QueueStatus, queue_statuses
 from qdo.ops.worker_status import worker_statuses
 
-# Time limit of each wait. After that, the demo fails.
+# Time limit of each wait. The demo fails after a longer wait.
 PATIENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _CHUNK = 5000
@@ -37,7 +37,7 @@ class Size:
 
 
 class Scenario:
-    """One run of the demo; set `stopped` to end it early, for instance in a signal handler."""
+    """One run of the demo. A signal handler may set `stopped` to end the run early."""
 
     def __init__(self, sandbox: Sandbox, display: Display, size: Size) -> None:
         self.stopped = False
@@ -83,7 +83,7 @@ class Scenario:
         self._display.result(f"stored {size.messages:,} messages in {took:.2f} s")
 
     def _assign(self) -> None:
-        """Start the first workers; wait until they own all queues."""
+        """Start the first workers, and wait until they own all queues."""
         processes = self._size.processes
         self._display.step(
             2,
@@ -102,7 +102,7 @@ class Scenario:
         self._wait_until(lambda: self._is_done(0.25), "a quarter of the messages was not processed")
 
     def _kill(self) -> None:
-        """Kill the busiest worker; measure the time until its queues continue."""
+        """Kill the busiest worker, and measure the time until its queues continue."""
         victim = max(
             worker_statuses(self._sandbox.client, self._sandbox.layout),
             key=lambda each: each.queues,
@@ -143,7 +143,7 @@ class Scenario:
         self._wait_until(lambda: self._is_done(0.55), "half of the messages were not processed")
 
     def _grow(self) -> None:
-        """Add a worker while the others continue."""
+        """Add a worker while the other workers continue."""
         self._display.step(
             4,
             "Grow",
@@ -156,7 +156,7 @@ class Scenario:
         self._display.result(f"now {self._shares()}")
 
     def _drain(self) -> None:
-        """Wait for the last message; then stop all workers."""
+        """Wait for the last message, and then stop all workers."""
         self._wait_until(lambda: self._is_done(1.0), "some messages were not processed")
         self._display.step(
             5,
@@ -174,8 +174,8 @@ class Scenario:
             raise self._sandbox.failure("workers failed")
 
     def _start_workers(self, processes: int) -> None:
-        # Let every process run all queues at once. With the default of 100, the queues of a worker
-        # that owns 150 take turns, and unaffected queues appear to pause for 50 ms.
+        # Let every process run all queues at once. With the default concurrency of 100, the queues
+        # of a worker with 150 queues take turns. Unaffected queues would appear to pause for 50 ms.
         self._sandbox.start_workers(processes, concurrency=self._size.queues)
 
     def _wait_until(self, condition: Callable[[], bool], failure: str) -> None:
@@ -194,7 +194,7 @@ class Scenario:
             pause.wait(_LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Read the workers and the ledger, and show them."""
+        """Read the workers and the ledger, and update the display."""
         self._check.read()
         workers = worker_statuses(self._sandbox.client, self._sandbox.layout)
         self._owned = {each.worker: each.queues for each in workers}

@@ -95,8 +95,7 @@ def ask_workers(
 
     :param within_seconds: time in which workers must begin the action. Later they reject it.
     :param by: the operator, unless the operator is the user of this process.
-    :param logged: whether to write entries into the action log. Actions that only read never write
-        entries.
+    :param logged: whether to log the action. The log never has actions that only read.
     """
     now = time.time()
     fleet = layout.fleet

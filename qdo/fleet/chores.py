@@ -36,7 +36,7 @@ IDLE_SECONDS = 3600.0
 MOST_AT_ONCE = 1000
 # Maximum number of surplus nodes that one transaction deletes.
 AT_ONCE = 99
-# A round ends after this many failed deletions; the next round skips these nodes.
+# Number of failed deletions after which a round ends. The next round skips these nodes.
 MOST_REFUSED = 10
 
 
@@ -161,7 +161,7 @@ class ChoreRecord:
 
     @classmethod
     def parse(cls, chore: str, value: Any, leader: str | None) -> ChoreRecord:
-        """Return a record from its JSON; values of wrong types count as missing."""
+        """Return a record from its JSON. Values of wrong types count as missing."""
         found = value if isinstance(value, dict) else {}
         return cls(
             chore,

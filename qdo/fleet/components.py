@@ -128,7 +128,7 @@ class AppLevel:
 
     @classmethod
     def parse(cls, data: bytes) -> AppLevel:
-        """Return the levels; an unreadable node has no levels."""
+        """Return the levels in a node. An unreadable node has no levels."""
         value, _ = load(data)
         format_level = _level(value.pop("level", 0))
         next_level = _level(value.pop("next_level", 0))

@@ -285,7 +285,7 @@ class Documents(Mapping[str, Any]):
         """Write a document; return the time of the write, for `fresh` in other processes.
 
         :param value: a JSON value.
-        :param if_version: write only if the document has this version. None: write only if the
+        :param if_version: write only if the document has this version. With None, write only if the
             document is missing.
         :raises DocumentConflictError: the document has another version.
         :raises DocumentValueError: JSON cannot hold the value, or the value is too large.
@@ -304,8 +304,9 @@ class Documents(Mapping[str, Any]):
     def change(self, name: str, function: Callable[[Any], Any]) -> int:
         """Replace a document's value by the result of a function; return the time of the write.
 
-        The function gets the present value, None for a missing document, and may modify it. If
-        another process writes at the same time, qdo calls the function again with the newer value.
+        The function gets the present value, or None for a missing document, and may modify the
+        value. If another process writes at the same time, qdo calls the function again with the
+        newer value.
 
         :raises: as `put`, and the errors of the function.
         """

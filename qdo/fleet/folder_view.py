@@ -8,8 +8,8 @@ failover to a standby, the coordinator may have lost a change. Therefore the vie
 older node if it read the node after a `Sync` with a place that is not before the copy.
 
 The time `ltime` of the copy is a place in the coordinator's total order. The copy has every change
-up to this place. The answer to a `Sync` is such a place Z, and arrives after all events of changes
-up to Z. The view sends reads for these events immediately, and answers arrive in the order of the
+up to this place. The answer to a `Sync` is a place Z. It arrives after all events of changes up to
+Z. The view sends reads for these events immediately, and answers arrive in the order of the
 requests. So after the answer to the last of these reads, the copy has every change up to Z.
 """
 
@@ -46,7 +46,7 @@ class CopiedNode:
 class FolderView(m.Machine):
     """Keeps a copy of the nodes directly below a folder. Any thread may read `entries`.
 
-    :ivar entries: the nodes by name; the view replaces nodes but never changes them.
+    :ivar entries: the nodes by name. The view replaces nodes but never changes them.
     :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
     :ivar fault: reason why the copy is missing or incomplete; None for a complete copy.
     :param parse: a function that returns the value of a node's data. It raises ValueError for

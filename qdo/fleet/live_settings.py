@@ -158,7 +158,7 @@ def propose(
 ) -> SettingsVersion | None:
     """Propose live settings to all workers; return None if the text is already in force.
 
-    The proposal replaces a former proposal. Raise LiveSettingsSizeError if the text is too long.
+    The proposal replaces any earlier proposal. Raise LiveSettingsSizeError if the text is too long.
 
     :param edit: a function that returns the text. It may raise. It is called again if another
         operator changes the node at the same time.
@@ -192,8 +192,8 @@ def wait_accepted(
     """Wait until every worker that is registered now has accepted a proposal or has departed.
 
     Raise SettingsRefusedError if a worker refuses the proposal, SettingsUnansweredError if a worker
-    does not answer in time, and LiveSettingsReplacedError if another proposal replaced this
-    proposal.
+    does not answer before the timeout, and LiveSettingsReplacedError if another proposal replaced
+    this proposal.
     """
     asked: list[WorkerAnswer] = []
     late: list[WorkerAnswer] = []

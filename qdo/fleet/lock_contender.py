@@ -147,7 +147,7 @@ class LockContender(Registration):
             self._delete()
         elif not self.fence and self.path is not None:
             if not self._zxid:
-                # Send this request together with the next one, to save a round trip.
+                # Send this request together with the next request, to save a round trip.
                 self.ask(m.Stat(self.path), self._own_read)
             self.ask(m.Children(self._folder), self._surveyed)
 

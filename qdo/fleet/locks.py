@@ -41,8 +41,8 @@ MAX_REASON_CHARACTERS = 200
 class HeldLock:
     """A lock that this process holds or has lost.
 
-    :ivar fence: a number that grows with every holder of the lock; pass it to systems that can
-        compare fences.
+    :ivar fence: a number that grows with every holder of the lock. Pass the fence to systems that
+        can compare fences.
     """
 
     def __init__(self, name: str, fence: int, is_valid: Callable[[], bool]) -> None:
@@ -52,7 +52,7 @@ class HeldLock:
 
     @property
     def valid(self) -> bool:
-        """Whether it is certain that no other process holds the lock."""
+        """Whether certainly no other process holds the lock."""
         return self._is_valid()
 
     def check(self) -> None:

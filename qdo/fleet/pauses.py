@@ -193,7 +193,7 @@ def wait_in_force(
     """Wait until no message of the paused queues runs and no earlier section pauses them.
 
     Return the number of workers that had to acknowledge the pause. Raise PauseNotObeyedError if a
-    worker does not obey in time, and SectionLostError if an operator ended this section.
+    worker does not obey before the timeout, and SectionLostError if an operator ended this section.
 
     :param zxid: the place that `add_pause` returned.
     :param on_wait: a function to call with the names of the remaining workers whenever they change.
@@ -302,7 +302,9 @@ def resume_pause(client: Client, layout: Layout, id: str, reason: str, by: str =
 
 
 def chosen(found: PauseNode, globs: Sequence[str], id: str | None = None) -> list[Pause]:
-    """Return pauses with this id or one of these globs, or all pauses if there is no id or glob.
+    """Return the pauses with this id or one of these globs.
+
+    Without an id or glob, return all pauses.
 
     Raise NotFoundError if no pause has the id, or no pause has one of the globs.
     """

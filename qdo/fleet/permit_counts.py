@@ -19,7 +19,7 @@ FULL = 1 - 1e-9
 def targets(total: int, holders: Sequence[ShareHolder]) -> list[int]:
     """Return the max-min fair number of permits for each process.
 
-    The numbers are the same as if permits went, one by one, to each process in turn that wants
+    The result is the same as giving one permit after the other to each process in turn that wants
     more.
     """
     dealt = [0] * len(holders)
@@ -67,7 +67,7 @@ class PermitCount:
         self.in_use -= 1
 
     def less_at(self, now: float) -> float:
-        """Return the time of the next release without a caller's return; `inf` for never."""
+        """Return the next time at which a permit becomes free without a caller, or `inf`."""
         return float("inf")
 
     @property
@@ -108,7 +108,7 @@ class StartCount(PermitCount):
     a permit for this time. So the fleet starts at most `burst` jobs in any window. After a unit
     moves to another process, the other process can use it immediately.
 
-    :ivar unit_rate: starts per second of each unit; a window is the time between two starts.
+    :ivar unit_rate: starts per second of each unit. A window is the time between two starts.
     """
 
     def __init__(self) -> None:

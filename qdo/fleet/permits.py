@@ -155,7 +155,7 @@ def _undo_take(give_back: Callable[[], None] | None) -> None:
 
 
 class _Waiter:
-    """A caller that waits for a permit; only the connection's loop changes it."""
+    """A caller that waits for a permit. Only the connection's loop changes this object."""
 
     # The loop sets the event for a permit, for a fault, and when the coordinator knows the demand.
     def __init__(self, event: Any) -> None:

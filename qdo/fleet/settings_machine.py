@@ -10,8 +10,8 @@ code, and writes its answer into its component node: it accepts or refuses the p
 3.  When every listed worker has accepted the proposal or is gone, the author puts the proposal into
 force with one write at the version read. Therefore a replaced proposal cannot come into force.
 4.  A worker uses a version in force only if its own code accepts the version. Otherwise the worker
-    keeps its settings and logs an error. A process that did not answer in time, or that started
-    later, may refuse a version in force.
+    keeps its settings and logs an error. A process that did not answer before the timeout, or that
+    started later, may refuse a version in force.
 
 The node holds the text of the version in force, so a process never has a number without its text.
 Answers name a proposal by its id, because a replacing proposal has the same number.
@@ -148,7 +148,7 @@ class SettingsUser(Protocol):
     def in_use(self) -> SettingsVersion | None: ...
 
     def check(self, version: SettingsVersion) -> str | None:
-        """Return the reason why this process refuses a version, or None to accept it."""
+        """Return the reason for refusing a version, or None to accept the version."""
 
     def use(self, version: SettingsVersion | None) -> None:
         """Use a version that `check` has accepted. With None, use no live settings."""

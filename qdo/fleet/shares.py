@@ -39,8 +39,8 @@ from qdo.fleet.permit_counts import PermitCount, StartCount, targets
 
 # Time for which a process keeps a used permit that other processes wait for.
 TURN_SECONDS = 0.1
-# A process keeps such a permit for at least this many answer times of the coordinator, because a
-# handover takes at least two answers.
+# Minimum duration of a turn, as a multiple of the coordinator's answer time. A handover takes at
+# least two answers.
 TURN_ANSWERS = 10
 # Maximum duration of a turn, even if answers are late.
 LONGEST_TURN_SECONDS = 5.0
@@ -72,7 +72,7 @@ class Planner:
 
     :ivar act_at: the time at which the plan may change without an event.
     :ivar answer_seconds: time that the coordinator took for the last answer.
-    :ivar changed: whether a plan made a count limited or unlimited; the caller resets this.
+    :ivar changed: whether a plan made a count limited or unlimited. The caller resets this value.
     """
 
     def __init__(
@@ -89,10 +89,7 @@ class Planner:
     def plan(
         self, count: PermitCount, holders: ShareHolders, total: int | None, gone: Set[str]
     ) -> Plan:
-        """Plan each process's part of `total` (None for any number).
-
-        Lower the cap of this process immediately.
-        """
+        """Plan each process's part of `total` (None: any number). Lower this process's cap now."""
         now = self._clock()
         if (total is None) != count.unlimited:
             self.changed = True

@@ -4,9 +4,9 @@ The event loop counts, and the thread reads the counts. Neither waits for the ot
 only grow, and the thread reads a whole list of counts in one step. The thread reads a missed count
 a second later.
 
-`OwnerRows` records which process owned which queue, and for how long. The event loop only appends
-rows, which takes 15 ms for the claims and ends of 10,000 queues. The thread takes the rows in
-parts, so a large handover delays neither claims nor messages.
+`OwnerRows` records the owner of each queue and the duration of its claim. The event loop only
+appends rows, which takes 15 ms for the claims and ends of 10,000 queues. The thread takes the rows
+in parts, so a large handover delays neither claims nor messages.
 """
 
 from __future__ import annotations

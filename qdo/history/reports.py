@@ -134,7 +134,7 @@ def _mean(busy_seconds: float, attempts: int) -> float | None:
 
 
 def usual_seconds(url: str, app: str, queues: Iterable[str]) -> dict[str, float]:
-    """Return the usual duration of an attempt of each queue; omit unknown queues."""
+    """Return the usual duration of an attempt for each queue. Omit unknown queues."""
     # Compute the mean of the newest minutes that together have at least `USUAL_ATTEMPTS` attempts.
     found: dict[str, float] = {}
     with _opened(url, "qdo_minutes") as connection:

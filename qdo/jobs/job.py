@@ -32,26 +32,28 @@ Checkpoint = Literal["interval", "message"]
 class Job:
     """A function that processes messages, with its options.
 
-    :ivar function: called as ``function(message, context)``; its return value is ignored.
+    :ivar function: the worker calls ``function(message, context)`` and ignores the result.
     :ivar queues: glob of the job's queues.
-    :ivar checkpoint: "interval" records progress every `checkpoint_seconds`; "message" also
-        after every message, before the next message of the queue starts.
-    :ivar executor: where the job runs; None for the setting `executor`. ``async def`` jobs run on
+    :ivar checkpoint: "interval" records progress every `checkpoint_seconds`. "message" also records
+        progress after every message, before the next message of the queue starts.
+    :ivar executor: where the job runs. None uses the setting `executor`. ``async def`` jobs run on
         an asyncio loop.
-    :ivar timeout_seconds: time limit of a message; None for no limit.
-    :ivar memory_mib: memory limit of its process and the programs that the process has started.
-        Above the limit, they are killed (executor "process").
-    :ivar recycle_after: number of messages after which its process is replaced (executor
-        "process").
-    :ivar policy: the consequences of failed attempts; None for the policy in the settings.
+    :ivar timeout_seconds: time limit of a message, or None.
+    :ivar memory_mib: memory limit of the job's process and its child processes. Above the limit,
+        the worker kills them (executor "process").
+    :ivar recycle_after: number of messages after which the worker replaces the job's process
+        (executor "process").
+    :ivar policy: the consequences of failed attempts. None uses the policy in the settings.
     :ivar order: "queue": one message of a queue at a time; "key": one message of each key;
         "none": any; "priority": one message at a time, the most urgent first.
-    :ivar concurrency: messages of one queue in flight at once, None for the default of `order`.
-    :ivar batch: maximum size of the `qdo.Batch` for each call; None: one message for each call.
-    :ivar batch_wait_seconds: how long an incomplete batch waits for more messages.
-    :ivar limits: names of the limits; a call needs a permit of each limit.
-    :ivar per_queue_rate: starts of each queue, such as "5/s"; None for no limit.
-    :ivar pool: the job runs the requests of pools and returns their results.
+    :ivar concurrency: maximum number of messages of one queue in flight; None for the default of
+        `order`.
+    :ivar batch: maximum size of the `qdo.Batch` for each call. With None, each call gets one
+        message.
+    :ivar batch_wait_seconds: time for which an incomplete batch waits for more messages.
+    :ivar limits: names of limits. A call needs a permit of each limit.
+    :ivar per_queue_rate: maximum rate of starts of each queue, such as "5/s", or None.
+    :ivar pool: whether the job runs the requests of pools and returns their results.
     """
 
     function: JobFunction
@@ -101,7 +103,7 @@ class Job:
 
     @property
     def rest_seconds(self) -> float:
-        """Maximum time between two messages of a healthy queue, without the job's duration."""
+        """Maximum time between two messages of a healthy queue, excluding the job's duration."""
         return max(self.queue_seconds, self.batch_wait_seconds)
 
     @property
@@ -128,7 +130,7 @@ def check_declaration(queues: Any, checkpoint: Any, policy: Any) -> None:
 def check_policies(
     jobs: Iterable[Job], tables: Sequence[QueuePolicy], default: PolicyInForce
 ) -> None:
-    """Raise PolicyError for mistakes in policies at startup, instead of at the first failure."""
+    """Raise PolicyError for mistakes in policies at startup, not at the first failure."""
     for job in jobs:
         below = _policy_of(job, default)
         for table in tables:

@@ -1,8 +1,8 @@
-"""Middleware and hooks: code around the call of every job.
+"""Middleware and hooks, which are the app's code around the call of every job.
 
-A middleware is a function ``(call_next, message, context)``. It runs the next middleware, or the
-job, with ``call_next(message, context)``. ``def`` jobs need ``def`` middleware and ``async def``
-jobs need ``async def`` middleware: one kind cannot wait for the other.
+A middleware is a function ``(call_next, message, context)``. The function runs the next middleware,
+or the job, with ``call_next(message, context)``. ``def`` jobs need ``def`` middleware, and ``async
+def`` jobs need ``async def`` middleware, because neither kind can wait for the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdo.outcomes import Event
 
 # The jobs of a middleware: all jobs, only ``def`` jobs, or only ``async def`` jobs.
 Around = Literal["all", "sync", "async"]
-# Called as ``function(call_next, message, context)``; its return value is ignored.
+# A function that is called as ``function(call_next, message, context)``. Its result is ignored.
 MiddlewareFunction = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
 CheckStart = Callable[[Any], object]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
@@ -40,7 +40,10 @@ Observer = Callable[[Event], Any]
 
 @dataclass(frozen=True, slots=True)
 class Middleware:
-    """A registered middleware; UsageError if its signature is wrong or does not fit `jobs`."""
+    """A registered middleware.
+
+    The constructor raises UsageError if the function does not fit `jobs`.
+    """
 
     function: MiddlewareFunction
     jobs: Around = "all"
@@ -61,7 +64,7 @@ class Middleware:
             )
 
     def check_job(self, function: Callable[..., Any]) -> None:
-        """Raise UsageError, with the remedy, if it cannot run around one of its jobs."""
+        """Raise UsageError, with the remedy, if the middleware cannot run around this job."""
         if self.jobs != "all" or is_async(function) == is_async(self.function):
             return
         own = is_async(self.function)
@@ -83,13 +86,14 @@ def compose(
     registered: Sequence[Middleware],
     check_start: CheckStart = lambda message: None,
 ) -> Callable[[Any, Any], Any]:
-    """Return a job's function with its middleware around it, the first registered outermost.
+    """Return a job's function inside its middleware. The first registered middleware is outermost.
 
     A call raises UsageError if the job or a middleware returns unfinished work, such as a
     coroutine.
 
-    :param check_start: called with the message before the middleware, and again before the job,
-        because middleware may wait for long. It raises an error if the job must not start anymore.
+    :param check_start: a function to call with the message before the middleware, and again before
+        the job, because middleware may wait for a long time. It raises an error if the job must not
+        start anymore.
     """
     wrap = _wrap_async if is_async(function) else _wrap
     whole = _finish_async if is_async(function) else _finish
@@ -108,7 +112,7 @@ def compose(
 
 
 def unchecked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a composed function without the check of its result, if it has no middleware."""
+    """Return a composed function. Without middleware, omit the check of its result."""
     return getattr(call, "unchecked", call)
 
 
@@ -165,7 +169,7 @@ def _wrap_async(
 
         result = await middleware(call_next, message, context)
         for each in calls:
-            # Otherwise the message would be done without running its job.
+            # Otherwise the message would be done although its job has not run.
             if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == "CORO_CREATED":
                 each.close()
                 raise UsageError(
@@ -184,9 +188,11 @@ def _keyword(asynchronous: bool) -> str:
 class Hooks:
     """The registered hooks of one app.
 
-    :ivar job_context: returns the context manager of a worker; by default, it yields an empty dict.
-    :ivar observers: called with an event for each attempt, in the order of registration.
-    :ivar middleware: the outermost first; `own_middleware` is qdo's middleware around all others.
+    :ivar job_context: a function that returns the context manager of a worker. The default yields
+        an empty dict.
+    :ivar observers: functions to call with an event for each attempt, in the order of registration.
+    :ivar middleware: the app's middleware, the outermost first. `own_middleware` is qdo's
+        middleware, which runs around the app's middleware.
     """
 
     def __init__(self, app: str) -> None:
@@ -203,7 +209,7 @@ class Hooks:
         self.replace_context(factory)
 
     def replace_context(self, factory: Callable[[], Any]) -> None:
-        """Use a function as `job_context`, in place of the app's `job_context`."""
+        """Replace the app's `job_context` with a function."""
         check_call(factory, (), "job_context")
         check_plain(factory, "job_context")
         if inspect.isgeneratorfunction(factory):
@@ -217,12 +223,12 @@ class Hooks:
         self.replace_failure(hook)
 
     def replace_failure(self, hook: FailureHook) -> None:
-        """Use a function as `job_failure`, in place of the app's `job_failure`."""
+        """Replace the app's `job_failure` with a function."""
         check_hook(hook, ("message", "context", "error"), "job_failure")
         self.job_failure = hook
 
     def composed(self, job: Job, check_start: CheckStart = lambda message: None) -> Job:
-        """Return a job whose function includes the middleware; see `compose`."""
+        """Return a job whose function includes the middleware (see `compose`)."""
         registered = [*self.own_middleware, *self.middleware]
         function = compose(job.function, registered, check_start)
         return replace(job, function=function)
@@ -237,7 +243,7 @@ def _empty_context() -> Iterator[dict[str, Any]]:
 
 
 def _checked(factory: Callable[..., Any]) -> ContextFactory:
-    """Return a factory that checks whether it has made a context manager."""
+    """Return a factory that checks whether its result is a context manager."""
 
     def make() -> AbstractContextManager[Any]:
         manager: AbstractContextManager[Any] = factory()
@@ -253,4 +259,4 @@ def _checked(factory: Callable[..., Any]) -> ContextFactory:
 
 
 def _ignore_failure(message: Message, context: Any, error: BaseException) -> None:
-    """Do nothing: the worker itself logs every failed attempt."""
+    """Do nothing, because the worker itself logs every failed attempt."""

@@ -1,4 +1,4 @@
-"""Options of `@app.job()` - executor, limits, order, batches - and their checks."""
+"""Checks the options of `@app.job()`, such as executor, limits, order and batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Order = Literal["queue", "key", "none", "priority"]
 
 EXECUTORS = get_args(ExecutorName)
 ORDERS = get_args(Order)
-# The executor of ``async def`` jobs. The kind of function selects it, never a name.
+# The executor of ``async def`` jobs. Only the kind of the function selects this executor.
 ASYNCIO = "asyncio"
 LEAST_TIMEOUT_SECONDS = 0.001
 MOST_TIMEOUT_SECONDS = 1e6
 # Approximate memory of a new Python process.
 LEAST_MEMORY_MIB = 32
-# Default number of messages of a queue in flight at once, if the order allows several.
+# Default number of messages of a queue in flight if the order allows several.
 CONCURRENCY = 10
 MOST_CONCURRENCY = 10_000
 MOST_BATCH = 10_000
@@ -34,7 +34,7 @@ MOST_LIMITS = 16
 
 
 def check_job(function: Any, first: str = "message") -> None:
-    """Raise UsageError unless `function` can be called with `first`, a message or batch."""
+    """Raise UsageError unless `function` accepts the argument `first` and a context."""
     check_hook(function, (first, "context"), "job", may_be_async=True)
 
 
@@ -64,7 +64,7 @@ def check_placement(
 
 
 def kind_of(job: Any, default: str) -> str:
-    """Return the executor of a `Job`, by default from the settings; raise UsageError if invalid."""
+    """Return the executor of a `Job`, or `default`; raise UsageError for an invalid executor."""
     if is_async(job.function):
         return ASYNCIO
     kind = job.executor or default
@@ -177,7 +177,7 @@ def check_batch(
 
 
 def check_limits(limits: Any, per_queue_rate: Any) -> tuple[str, ...]:
-    """Return the names of a job's limits; raise UsageError for anything else."""
+    """Return the names of a job's limits; raise UsageError for invalid limits."""
     if isinstance(limits, str) or not isinstance(limits, Collection) or len(limits) > MOST_LIMITS:
         raise UsageError(
             reason=f"limits must be a list of at most {MOST_LIMITS} names such as ['crm'], "

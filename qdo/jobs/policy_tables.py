@@ -12,8 +12,8 @@ Tables of the setting `policies` give queues policies by name. In a TOML file::
     attempts = 100
 
 Omitted options come from the policy of the queue's job, and then from the settings `attempts`,
-`backoff_seconds` and `backoff_max_seconds`. If several tables match a queue, only the one with the
-most literal characters applies.
+`backoff_seconds` and `backoff_max_seconds`. If several tables match a queue, only the table with
+the most literal characters applies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from qdo.text import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class RuleTable:
-    """A rule in the settings; only worker processes import its exception."""
+    """A rule in the settings. Only worker processes import its exception."""
 
     exception: str
     attempts: int | None = None
@@ -94,7 +94,7 @@ class LiveRuleTable(RuleTable):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """One table of the setting `policies`; None stands for an omitted option."""
+    """One table of the setting `policies`. Omitted options are None."""
 
     queues: str
     attempts: int | None = None
@@ -105,7 +105,7 @@ class QueuePolicy:
 
     @property
     def name(self) -> str:
-        """The table's name in error messages."""
+        """The name of the table in error messages."""
         return f"policies for {self.queues!r}"
 
     def override(self, below: PolicyInForce) -> PolicyInForce:
@@ -125,9 +125,9 @@ class QueuePolicy:
 def read_tables(
     value: Any, origin: str = "", rule: type[RuleTable] = RuleTable
 ) -> tuple[QueuePolicy, ...]:
-    """Return the tables of the setting `policies`, from an origin in brackets.
+    """Return the tables of the setting `policies`. Error messages contain the `origin`.
 
-    This checks everything except exceptions, and imports nothing.
+    The function checks everything except the exceptions, and imports nothing.
     """
     tables = tuple(_table(each, f"policies{origin}", rule) for each in value)
     seen: set[str] = set()
@@ -190,7 +190,7 @@ def _checked_keys(value: Any, known: Iterable[str], origin: str) -> Mapping[str,
 def policy_for(
     queue: str, own: Policy | None, tables: Sequence[QueuePolicy], default: PolicyInForce
 ) -> PolicyInForce:
-    """Return the policy of a queue: values of its table, its job or the default, in this order."""
+    """Return the policy of a queue, with values from its table, its job or the default."""
     below = default if own is None else own.over(default)
     fitting = [table for table in tables if fnmatch.fnmatchcase(queue, table.queues)]
     if not fitting:
@@ -199,11 +199,11 @@ def policy_for(
 
 
 def may_overlap(one: str, other: str) -> bool:
-    """Return False if the beginnings of two globs differ, so that no queue can match both."""
+    """Return False if the beginnings of two globs differ. Then no queue can match both globs."""
     first, second = (re.split(r"[*?[]", glob, maxsplit=1)[0] for glob in (one, other))
     return first.startswith(second) or second.startswith(first)
 
 
 def literal_characters(glob: str) -> int:
-    """Return the number of literal characters of a glob, a measure of how specific it is."""
+    """Return the number of literal characters in a glob, which measures how specific it is."""
     return sum(character not in "*?[]" for character in glob)

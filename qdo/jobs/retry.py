@@ -1,6 +1,7 @@
-"""Retrying: policies, the decision after a failed attempt, and the policy of each queue.
+"""Retry policies, and the decision after a failed attempt.
 
-Pure functions of values: no clock, no I/O. `worker.engine.outcomes` carries out the decisions.
+Pure functions of values, without a clock or I/O. `worker.engine.outcomes` carries out the
+decisions.
 
 =============================  ==========================================================
 how the attempt ended          decision
@@ -19,7 +20,7 @@ any other exception            retry after the policy's backoff; after the last 
                                policy's end
 =============================  ==========================================================
 
-The end of a policy is a dead letter, skipping the message, or blocking its queue. The first rule
+At its end, a policy makes the message a dead letter, skips it, or blocks its queue. The first rule
 that matches an error overrides any option of its policy.
 """
 
@@ -54,13 +55,13 @@ Kinds: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 ENDS: tuple[Then, ...] = get_args(Then)
 MAX_ATTEMPTS = 1_000_000
 MAX_SECONDS = 86_400.0
-# The longest pause that a job can request. Timers overflow for longer pauses.
+# The longest pause that a job can request. Longer pauses would overflow timers.
 LONGEST_SECONDS = 10 * 366 * MAX_SECONDS
 # Common options of policies and rules.
 OPTIONS = ("attempts", "backoff_seconds", "backoff_max_seconds", "then")
 RULE_OPTIONS = (*OPTIONS, "counts")
-# Errors of a job that sends or takes a lock while a service is unavailable or a resource of the
-# broker has run out. They are compared by name, because job processes report names.
+# Errors of a job that sends or acquires a lock while a service is unavailable or a resource of the
+# broker has run out. Compare errors by name, because job processes report names.
 EXHAUSTED = {
     (kind.__module__, kind.__name__)
     for kind in (
@@ -80,10 +81,10 @@ def policy_fault(reason: str, where: str) -> PolicyError:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Options of a policy for some exceptions; omitted options come from the policy.
+    """Options of a policy for some exceptions. Omitted options come from the policy.
 
-    :ivar exception: one or more exception classes; a rule also matches their subclasses.
-    :ivar counts: False: attempts that end with such an error never count. Use
+    :ivar exception: one or more exception classes. A rule also matches their subclasses.
+    :ivar counts: whether attempts that end with these errors count as failed. Use
         ``qdo.Rule(psycopg.OperationalError, counts=False)`` for a database that may be unavailable.
     """
 
@@ -109,34 +110,37 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The rule's name in error messages."""
+        """The name of the rule in error messages."""
         return f"the rule for {', '.join(kind.__name__ for kind in self.kinds)}"
 
     def options(self) -> Iterator[tuple[str, Any]]:
-        """Yield the name and value of each option; the value is None for omitted options."""
+        """Yield the name and value of each option. The value of an omitted option is None."""
         return ((name, getattr(self, name)) for name in OPTIONS)
 
     def fits(self, error: BaseException) -> bool:
-        """Return whether the rule matches an error, by its class, because an instance may lie."""
+        """Return whether the rule matches the class of an error. An instance may hide its class."""
         return not set(self.kinds).isdisjoint(type(error).__mro__)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The number and delays of a failed message's attempts, and the outcome after the last one.
+    """The attempts of a failing message, their delays, and the outcome after the last attempt.
 
     >>> qdo.Policy(attempts=3, rules=(qdo.Rule(KeyError, then="skip"),)).then
     'dead-letter'
 
     `attempts`, `backoff_seconds` and `backoff_max_seconds` default to the values in the settings.
 
-    :ivar attempts: number of attempts of a message, including the first one.
-    :ivar backoff_seconds: maximum delay after the first attempt. It doubles with each attempt.
+    :ivar attempts: number of attempts of a message, including the first attempt.
+    :ivar backoff_seconds: maximum delay after the first attempt. The delay doubles with each
+        attempt.
     :ivar backoff_max_seconds: upper limit of all delays.
-    :ivar rules: different options for some exceptions; the first rule that matches an error wins.
+    :ivar rules: different options for some exceptions. The first rule that matches an error
+        applies.
     :ivar then: the outcome after the last attempt: "dead-letter", "block" or "skip".
-    :ivar jitter: ``"full"``: a random delay from 0 to the maximum; ``"equal"``: from its upper
-        half. Both prevent queues that failed together from retrying together.
+    :ivar jitter: ``"full"``: a random delay from 0 to the maximum. ``"equal"``: a random delay from
+        half the maximum to the maximum. Both prevent queues that failed together from retrying
+        together.
     :raises PolicyError: a value is invalid, or a rule can never match.
     """
 
@@ -154,7 +158,8 @@ class Policy:
         if self.jitter not in get_args(Jitter):
             raise policy_fault(f"jitter must be 'full' or 'equal', got {self.jitter!r}", "a policy")
         for rule in self.rules:
-            # A rule's omitted options come from the policy, so both limits are known only here.
+            # A rule's omitted options come from the policy. Therefore both limits are known only
+            # here.
             terms = _with(self, rule)
             _check_order(rule.name, terms.backoff_seconds, terms.backoff_max_seconds)
 
@@ -164,7 +169,7 @@ class Policy:
         return self.then == "block" or any(rule.then == "block" for rule in self.rules)
 
     def over(self, below: PolicyInForce) -> PolicyInForce:
-        """Return this policy; take its missing values from `below`.
+        """Return this policy with missing values from `below`.
 
         :raises PolicyError: a maximum is below the first delay.
         """
@@ -205,7 +210,7 @@ def _with(policy: _AnyPolicy, rule: Rule) -> _AnyPolicy:
 
 
 def check_options(where: str, options: dict[str, Any]) -> None:
-    """Raise PolicyError for invalid options; None stands for an omitted option."""
+    """Raise PolicyError for invalid options. Omitted options are None."""
     given = {name: value for name, value in options.items() if value is not None}
     if "attempts" in given:
         _check_attempts(where, given["attempts"])
@@ -294,12 +299,12 @@ def _checked_rules(rules: Any) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RetryMessage:
-    """Retry the message; its queue waits until the retry to keep the order."""
+    """Retry the message. To keep the order, its queue waits until the retry."""
 
     after_seconds: float
     # Whether the attempt counts as failed.
     counts: bool = True
-    # The reason for waiting if the attempt does not count, for the log.
+    # The reason for waiting, for the log, if the attempt does not count.
     waits_for: str = "its job"
 
 
@@ -326,7 +331,7 @@ class BlockQueue:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """Stop this worker; the attempt does not count."""
+    """Stop this worker. The attempt does not count."""
 
     reason: str
 
@@ -339,7 +344,8 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
 
     :param chance: a random number in [0, 1) for the jitter.
     """
-    # Compare classes, not with `isinstance`, because an instance of an app's class may lie.
+    # Compare classes without `isinstance`, because an instance of an app's class may hide its
+    # class.
     kinds = type(error).__mro__
     if Stop in kinds:
         return StopWorker(_reason(error))
@@ -356,13 +362,13 @@ def decide(attempt: int, error: BaseException, policy: PolicyInForce, chance: fl
 
 
 def lacks_resource(error: BaseException) -> bool:
-    """Return whether a job failed because a resource was missing, whatever the message."""
+    """Return whether a job failed because of a missing resource, not because of its message."""
     kinds = type(error).__mro__
     return not EXHAUSTED.isdisjoint((kind.__module__, kind.__name__) for kind in kinds)
 
 
 def only_waits(error: BaseException, policy: PolicyInForce) -> bool:
-    """Return whether an attempt does not count as failed because its job only needs to wait."""
+    """Return whether an attempt does not count as failed, because its job only needs to wait."""
     if lacks_resource(error):
         return True
     if Retry not in type(error).__mro__:
@@ -375,7 +381,7 @@ def only_waits(error: BaseException, policy: PolicyInForce) -> bool:
 
 
 def decide_crashed(attempts: int, reason: str, policy: PolicyInForce, chance: float) -> Decision:
-    """Return the decision after the process died during the last of `attempts`."""
+    """Return the decision after the process has died during the last of `attempts`."""
     terms = policy.terms(WorkerCrashedError(reason=reason))
     if attempts >= terms.attempts:
         return _end(terms.then, reason)

@@ -1,8 +1,8 @@
-"""Timers, whose messages are sent by the clock. A schedule is a pure function of two times.
+"""Timers, which send messages at set times. A schedule is a pure function of two times.
 
 Times are whole Unix seconds. At clock changes, an expression follows Debian's cron. A skipped time
-of day occurs at the end of the gap, and a repeated time occurs once. This does not apply if the
-minute or the hour begins with ``*``.
+of day occurs at the end of the gap, and a repeated time occurs once. Expressions whose minute or
+hour begins with ``*`` do not follow this rule.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Missed: TypeAlias = Literal["once", "skip"]
 MOST_CHARACTERS = 200
 # Maximum period of a timer.
 MOST_SECONDS = 366 * 86_400
-# Maximum number of missed occurrences to count, at 20 to 30 us each, without a pause.
+# Maximum number of missed occurrences to count without a pause. Each takes 20 to 30 us.
 MOST_COUNTED = 1000
-# Age at which `missed="skip"` no longer sends an occurrence.
+# Age above which `missed="skip"` does not send an occurrence.
 SKIP_SECONDS = 60
-# 2000-01-01T00:00:00Z: an expression must match within fifty years of this time.
+# 2000-01-01T00:00:00Z. An expression must match within fifty years of this time.
 _BEGIN = 946_684_800
 # Clocks change at most once within this time.
 _DAY_SECONDS = 86_400
@@ -41,17 +41,17 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A due time of a timer; `sends` is False if it is too old to be sent."""
+    """A due time of a timer. `sends` is False for an occurrence that is too old to send."""
 
     at: int
-    # Number of missed occurrences that it replaces, at most `MOST_COUNTED`.
+    # Number of missed occurrences that this occurrence replaces, at most `MOST_COUNTED`.
     missed: int = 0
     sends: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that the app declares, see `qdo.App.timer`."""
+    """A timer that the app declares (see `qdo.App.timer`)."""
 
     name: str
     queue: str
@@ -80,9 +80,9 @@ class Timer:
         last = int(moment // 1)
         if not any(field.startswith("*") for field in cron.split()[:2]):
             times = CronSim(cron, datetime.fromtimestamp(last, zone))
-            # If an hour repeats, a local time means its first occurrence.
+            # If an hour repeats, a local time means the first of the two hours.
             return next(at for each in times if (at := int(each.timestamp())) > last)
-        # Pass local times without a zone: with zones, cronsim skips minutes where clocks change by
+        # Pass local times without a zone. With zones, cronsim skips minutes where clocks change by
         # half an hour, and returns times that a change at midnight skips.
         begin: int | None = last + 1
         while begin is not None:
@@ -92,7 +92,7 @@ class Timer:
         return at
 
     def due(self, last: float, now: float) -> Occurrence | None:
-        """Return the occurrence to send after the recorded occurrence, or None if none is due."""
+        """Return the occurrence to send after the recorded occurrence, or None."""
         latest = self.after(last)
         missed = 0
         if latest > now:
@@ -153,7 +153,7 @@ def _zones(name: Any) -> str:
 
 
 def _clock_change(zone: ZoneInfo, begin: int, end: int) -> int | None:
-    """Return the first second after `begin`, up to `end`, with another offset, or None."""
+    """Return the first second after `begin`, up to `end`, that has another offset, or None."""
 
     def is_other(moment: int) -> bool:
         return datetime.fromtimestamp(moment, zone).utcoffset() != offset

@@ -268,7 +268,7 @@ class _Work:
             self.client.handler.sleep_func(_PAUSE_SECONDS)
 
     def _unanswered(self, positions: Sequence[int], why: str) -> Outcomes:
-        """Return the outcomes that the node records, because the owner has not answered in time."""
+        """Return the outcomes that the node records, because the owner has not answered."""
         node = self._node()
         outcomes = {each: _outcome(self.fleet.broker, node, each) for each in positions}
         waiting = CancelOutcome.CANCELLED

@@ -1,4 +1,4 @@
-"""Pure functions that find the changes of an app between two readings, and before the first one."""
+"""Pure functions that find the changes of an app between two readings, and the past changes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _came_and_went(kind: str, before: Iterable[str], after: Iterable[str]) -> It
 
 
 def summed_up(found: Iterable[Difference], most: int = MOST_OF_A_KIND) -> list[Difference]:
-    """Return a limited number of changes of each kind; group a kind with more changes.
+    """Return a limited number of changes of each kind. If a kind has more changes, group them.
 
     All changes of a group have the same values. If a worker with 30,000 queues dies, 60,000 changes
     become a few groups.

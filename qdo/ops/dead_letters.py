@@ -75,7 +75,7 @@ def decrypted(
 
 
 def body_value(body: bytes, headers: str | None) -> dict[str, Any]:
-    """Return the body as `body` if it is JSON that a copy can hold, else as `body_base64`."""
+    """Return the body as `body` if a JSON copy can hold the value, otherwise as `body_base64`."""
     read = parsed(headers)
     if not (read and is_raw(read)):
         try:
@@ -211,7 +211,7 @@ class ErrorGroup:
     count: int
     # Number of affected queues, pools, timers or tables.
     queues: int
-    # Unix time of the oldest failure, or None; `newest` is the time of the newest failure.
+    # Unix time of the oldest failure, or None. `newest` is the time of the newest failure.
     oldest: float | None = None
     newest: float | None = None
 
@@ -338,7 +338,7 @@ def _messages(letters: Sequence[Letter]) -> list[Letter]:
 
 
 def discard(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
-    """Delete dead letters permanently; yield results like `retry`."""
+    """Delete dead letters permanently. Yield results like `retry`."""
     for chunk in _chunks(_messages(letters)):
         gone = broker.dead_letters.discard([_key(each) for each in chunk])
         for letter, done in zip(chunk, gone, strict=True):

@@ -113,7 +113,7 @@ def delete(
 
     :param timeout_seconds: maximum time for the owner to finish its running jobs.
     :raises QueueNotEmptyError: the queue has messages that are not part of the plan.
-    :raises QueueOwnedError: the owner did not release the queue in time.
+    :raises QueueOwnedError: the owner did not release the queue before the timeout.
     :raises UnsupportedError: the broker has the queue, and cannot delete queues.
     """
     queue = deletion.queue
@@ -160,7 +160,7 @@ def _delete_stored(broker: Broker, deletion: Deletion, node: QueueNode) -> None:
 
 
 class _DeletionAudit:
-    """Changes the node of a queue; writes an entry for the deletion to the action log."""
+    """Changes the node of a queue, and writes entries about its deletion to the action log."""
 
     def __init__(self, client: Client, layout: Layout, deletion: Deletion, reason: str) -> None:
         self._client = client

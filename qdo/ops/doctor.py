@@ -43,8 +43,7 @@ MOST_SERVERS = 15
 LEAST_VERSION = (3, 6, 0)
 SKEW_SECONDS = 2.0
 OLD_SECONDS = 60.0
-# Maximum number of queue nodes whose rights the doctor compares. `qdo admin acl check` compares
-# all.
+# Maximum number of queue nodes with compared rights. `qdo admin acl check` compares all nodes.
 ACL_QUEUES = 200
 # A leader does its chores about once a minute.
 CHORES_SECONDS = 300.0
@@ -503,8 +502,7 @@ class Check:
     find: Callable[[Case], Diagnosis]
     # The services that must be reachable: "coordinator", "broker", both or none.
     needs: tuple[str, ...] = ()
-    # True for a cheap check whose faults no queue's state shows. `qdo status` and the dashboard
-    # also run these checks.
+    # Whether `qdo status` and the dashboard also run this check, which must be cheap.
     first: bool = False
 
 
@@ -567,10 +565,7 @@ def notices(case: Case) -> list[dict[str, str | None]]:
 
 
 def within(seconds: float, ask: Callable[[], Diagnosis]) -> Diagnosis:
-    """Return the result of a check, or "unknown" after the time limit.
-
-    The thread of a slow check continues.
-    """
+    """Return the result of a check, or "unknown" after a timeout. The check's thread continues."""
     answers: list[Diagnosis] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()

@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of a check; `remedy` is None if no action is needed."""
+    """The result of a check. `remedy` is None if no action is needed."""
 
     status: Status
     text: str
@@ -59,7 +59,7 @@ class Case:
     # None if the broker cannot be reached, or is a file that does not exist.
     broker: Broker | None
     layout: Layout
-    # The reason why `client` or `broker` is None, by "coordinator" or "broker".
+    # The reasons why `client` or `broker` is None, with the keys "coordinator" and "broker".
     faults: Mapping[str, str]
     coordinator_url: str
     broker_url: str

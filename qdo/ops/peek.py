@@ -72,7 +72,7 @@ def check_names(names: Sequence[str]) -> list[str]:
 
 
 def find_messages(broker: Broker, queue: str, done: int, names: Sequence[str]) -> dict[str, Found]:
-    """Return the messages of a queue with these names, by name.
+    """Return the messages of a queue that have these names, with the names as keys.
 
     :param names: from `check_names`.
     :param done: position up to which all messages are done. The broker may have deleted these
@@ -141,11 +141,11 @@ Kind: TypeAlias = Literal["waiting", "delayed", "failing", "blocking"]
 class PeekedMessage:
     """A message that its queue's node does not record as done.
 
-    :ivar id: None if only its position is known.
+    :ivar id: the message's id; None if only the position is known.
     :ivar position: None for a delayed message.
     :ivar sent: time at which the message was sent. `due` is the time at which it is due. Both are
         in ISO 8601, or None if unknown.
-    :ivar failure: the record of its failed attempts, or None.
+    :ivar failure: the record of the message's failed attempts, or None.
     :ivar body: None unless requested. If the message could not be read, `body_bytes`, `key` and
         `headers` are also None.
     """

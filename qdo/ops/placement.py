@@ -1,4 +1,4 @@
-"""Moves a queue to a worker that an operator names; shows the changes that the leader plans.
+"""Moves a queue to a worker that an operator names, and shows the changes that the leader plans.
 
 The operator's command only writes a wish into the value of the assignments folder. The leader
 watches this value, includes it in its plan, and writes the assignments under its fence. Then the
@@ -40,7 +40,7 @@ class QueueMove:
     queue: str
     owner: str | None
     worker: str
-    # The worker to which an operator had moved the queue before, or None.
+    # The worker to which an operator has already moved the queue, or None.
     assigned: str | None
 
     @property
@@ -65,7 +65,7 @@ def plan_move(client: Client, layout: Layout, queue: str, worker: str) -> QueueM
 
 
 def execute_move(client: Client, layout: Layout, move: QueueMove, reason: str = "") -> None:
-    """Write the wish and its entry in the action log; delete wishes for lost workers.
+    """Write the wish and an entry in the action log. Delete wishes for lost workers.
 
     :raises MoveRefusedError: the worker is draining now, or the limit of moves is reached.
     """

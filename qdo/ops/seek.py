@@ -133,7 +133,7 @@ def execute(
     command: str = "seek",
     onward: bool = False,
 ) -> None:
-    """Execute a plan; a live owner first finishes its message in flight.
+    """Execute a plan. A live owner first finishes its message in flight.
 
     :param onward: only skip messages. A queue that has passed the target repeats no message. If
         positions are not times, the queue may repeat the latest messages.
@@ -350,9 +350,9 @@ def discard_delayed(broker: Broker, queue: str, numbers: Sequence[int]) -> int:
 def purge(fleet: Fleet, plan: PurgePlan, reason: str = "") -> int:
     """Drop messages as planned; return the number of dropped delayed messages.
 
-    A message in flight ends; the worker does not retry it after a failure. The purge keeps a
-    delayed message that has become due since the plan. A second call completes an interrupted
-    purge.
+    A message in flight ends. After a failure, the worker does not retry the message. The purge
+    keeps a delayed message that has become due since the plan. A second call completes an
+    interrupted purge.
     """
     client = fleet.connected(plan.queue)
     onward = fleet.broker.positions is TIME_POSITIONS

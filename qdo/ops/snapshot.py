@@ -209,7 +209,7 @@ class Snapshot:
         return None if self.dead_letters is None else self.dead_letters.get(queue, 0)
 
     def _read_fleet(self) -> None:
-        """Read the nodes of workers; use None for a folder that cannot be listed."""
+        """Read the nodes of workers. Use None for a folder that this account cannot list."""
         layout = self._layout
         queues = self._below(layout.queues, "the list of queues in the coordinator")
         workers = self._below(layout.workers, "the list of workers")
@@ -326,7 +326,7 @@ class Snapshot:
         return dict.fromkeys(names, reason)
 
     def _dead_letters(self, fault: QdoError | None) -> Mapping[str, int] | None:
-        """Return the number of dead letters by queue; an error must not hide queues."""
+        """Return the number of dead letters by queue. An error must not hide queues."""
         if self._broker is None:
             self.unread.update({} if fault is None else {MESSAGES: str(fault)})
             return None
@@ -337,7 +337,7 @@ class Snapshot:
             return None
 
     def _pools(self, glob: str) -> dict[str, PoolCounts]:
-        """Return the numbers of requests by pool; an error must not hide queues."""
+        """Return the numbers of requests by pool. An error must not hide queues."""
         if self._broker is None or not self._broker.capabilities.requests:
             return {}
         try:

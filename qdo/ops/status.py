@@ -1,4 +1,4 @@
-"""Reads the status of queues; returns frozen values and changes nothing."""
+"""Reads the status of queues. Functions return frozen values and change nothing."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class QueueStatus:
     approximate: bool = False
     # Age of the next message in seconds; 0 without a next message, None if unknown.
     behind_seconds: float | None = None
-    # Age in seconds at which the broker deletes even unread messages; None if it keeps messages or
-    # the age is unknown.
+    # Age in seconds at which the broker deletes even unread messages; None if the broker keeps
+    # messages or the age is unknown.
     retention_seconds: float | None = None
     # Position of the first message of the backlog.
     oldest: int | None
@@ -78,11 +78,11 @@ class QueueStatus:
     held: str | None = None
     # Number of ended messages per second, as measured by the owner; None if not reported.
     per_second: float | None = None
-    # Mean number of messages sent per second since the oldest waiting one; None if unknown.
+    # Mean number of messages sent per second since the oldest waiting message; None if unknown.
     sent_per_second: float | None = None
     # Mean duration of a message in seconds, as measured by the owner; None if not reported.
     message_seconds: float | None = None
-    # The message that has run for longest; None if no message runs for long.
+    # The message that has run for the longest time; None if no message runs for a long time.
     running: LongRun | None = None
     # Failure record of the failing message, which shows whether the queue is blocked.
     marks: FailureRecord | None = None
@@ -163,7 +163,7 @@ def queue_statuses(
 
     Include every queue that has a node or a message. Include a finished queue, or a queue that the
     broker has lost, only while it has dead letters. Without `client`, owners and positions are
-    unknown; without `broker`, messages are unknown. `Statuses.unread` names the facts that the
+    unknown. Without `broker`, messages are unknown. `Statuses.unread` names the facts that the
     account may not read.
 
     :param budget: maximum number of backlogs to request, beginning with the queues that probably

@@ -364,7 +364,7 @@ def _failing(case: QueueCase) -> Verdict | None:
         return None
     if marks.decision:
         return _decided(case, marks)
-    if not marks.attempts:  # the job requested the retry, see `qdo.Retry`
+    if not marks.attempts:  # the job requested the retry (see `qdo.Retry`)
         return case.waits(f"Its next message waits before it runs again: {marks.error}.")
     failed = pluralize(marks.attempts, "attempt")
     reason = f"Its next message failed in {failed}, and runs again: {marks.error}."

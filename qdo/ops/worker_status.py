@@ -1,4 +1,4 @@
-"""Reads the status of workers; returns frozen values and changes nothing."""
+"""Reads the status of workers. Functions return frozen values and change nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWork
 
 
 class ProcessDeath(NamedTuple):
-    """A worker process that died; its parent has started another process in its place."""
+    """A worker process that has died. Its parent has started another process in its place."""
 
     pid: int
     # Unix time by the host's clock.

@@ -1,4 +1,4 @@
-"""Check, store, watch and cancel the requests of apps, and read their results."""
+"""Checks, stores, watches and cancels the requests of apps, and reads their results."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from qdo.brokers.request_store import RequestStore
 
 
-# Largest tag, and largest value for `Handle.resume`, as JSON.
+# Maximum size, as JSON, of a tag and of a value for `Handle.resume`.
 MAX_VALUE_BYTES = 64 * 1024
 MAX_KEEP_SECONDS = 366 * 86_400
 FIRST_PAUSE_SECONDS = 0.001
-# Longest pause between two checks for a result.
+# Maximum pause between two checks for a result.
 LAST_PAUSE_SECONDS = 0.25
 # The keys that a reply adds to the tag.
 RESULT_KEYS = frozenset({"request", "take", "pool", "outcome", "result", "error"})
@@ -49,7 +49,7 @@ RESULT_KEYS = frozenset({"request", "take", "pool", "outcome", "result", "error"
 
 @dataclass(frozen=True, slots=True)
 class RequestTerms:
-    """One request, with the parameters of `App.request`."""
+    """A request, with the parameters of `App.request`."""
 
     pool: str
     body: Any
@@ -65,9 +65,9 @@ class RequestTerms:
 
 
 class Handle:
-    """A request of an app, made by this process or another one.
+    """A request of an app, made by this process or another process.
 
-    Calls raise RequestNotFoundError if the request has expired or never existed.
+    Methods raise RequestNotFoundError if the request has expired or never existed.
     """
 
     __slots__ = ("_sender", "id")
@@ -88,9 +88,10 @@ class Handle:
 
     @property
     def progress(self) -> str | None:
-        """The job's last report with `Request.progress`, or the reason for a pause; None at first.
+        """The last report of the job with `Request.progress`, or the reason for a pause, or None.
 
-        A share is a text such as "50%". Once the request is done, the value is None again.
+        A share is a text such as "50%". Before the first report and after the end of the request,
+        the value is None.
         """
         warn_if_blocking()
         return self._record().note
@@ -100,19 +101,19 @@ class Handle:
         return await in_thread(lambda: self.progress)
 
     def result(self, timeout_seconds: float | None = None) -> Any:
-        """Wait until the request is over, and return its job's result: JSON or bytes.
+        """Wait until the request has ended, and return its job's result (JSON or bytes).
 
         >>> app.request("invoice", {"order": 18}).result(timeout_seconds=60)
         {'url': 'https://example.org/18.pdf'}
 
         The call asks the broker every 1 to 250 milliseconds.
 
-        :param timeout_seconds: how long to wait; None for no limit.
-        :raises RequestFailedError: the request failed or its job skipped it; `details` has the
-            outcome.
+        :param timeout_seconds: maximum time to wait; None for no limit.
+        :raises RequestFailedError: the request has failed, or its job has skipped it. `details` has
+            the outcome.
         :raises RequestCancelledError: the request was cancelled.
-        :raises RequestTimeoutError: the request is not over in time.
-        :raises UnreachableError: the broker cannot be reached; `result` can be called again.
+        :raises RequestTimeoutError: the request has not ended before the timeout.
+        :raises UnreachableError: the broker cannot be reached. The caller may call `result` again.
         """
         warn_if_blocking()
         patience = _Patience(self.id, timeout_seconds)
@@ -130,10 +131,10 @@ class Handle:
         return self._result(record)
 
     def cancel(self, reason: str = "") -> bool:
-        """Cancel the request; return False if it was already over with another outcome.
+        """Cancel the request; return False if the request has already ended with another outcome.
 
-        A waiting request never runs. The job of a running request is interrupted within a second.
-        If the job ends before that, its outcome counts.
+        A waiting request never runs. The worker interrupts the job of a running request within a
+        second. If the job ends earlier, its outcome counts.
 
         :param reason: text for the error of the request, and for the message of `then`.
         """
@@ -149,18 +150,19 @@ class Handle:
                 done = end_request(
                     self._sender, record.take, record.pool, record.reply, "cancelled", error or None
                 )
-            if done:  # otherwise a worker has taken it, or it has ended
+            if done:  # otherwise a worker has taken the request, or the request has ended
                 return True
         return record.outcome == "cancelled"
 
     acancel = twin(cancel)
 
     def resume(self, value: Any = None) -> None:
-        """Let a paused request continue: `pause` in its job returns the value.
+        """Let a paused request continue. `pause` in its job returns the value.
 
         :param value: JSON of at most 64 KiB.
-        :raises RequestStateError: the request is not paused, was already answered, is being
-            cancelled, or its job now asks another question. `details` has its `note`.
+        :raises RequestStateError: the request is not paused, was already resumed, is being
+            cancelled, or its job now asks another question. `details` has the `note` of the
+            request.
         """
         warn_if_blocking()
         mark = _small_json("the value of resume", {"resume": value})
@@ -206,7 +208,7 @@ class Handle:
 
 
 class _Patience:
-    """The time left to wait for a result, in growing pauses."""
+    """The remaining time to wait for a result, with growing pauses."""
 
     def __init__(self, id: str, seconds: float | None) -> None:
         if seconds is not None and not (is_number(seconds) and seconds >= 0):
@@ -217,7 +219,7 @@ class _Patience:
         self._next = FIRST_PAUSE_SECONDS
 
     def pause(self, state: int) -> float:
-        """Return the seconds until the next check; raise RequestTimeoutError if time is up."""
+        """Return the seconds until the next check; raise RequestTimeoutError after the timeout."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise RequestTimeoutError(id=self._id, seconds=self._seconds, state=STATES[state])
@@ -245,21 +247,21 @@ class RequestCalls(Sender):
         keep_seconds: float = 3600.0,
         connection: Any = None,
     ) -> Handle:
-        """Ask for a run of the pool's job on any worker. The request is stored when this returns.
+        """Store a request, which asks for a run of the pool's job on any worker.
 
         >>> app.request("invoice", {"order": 17}, id="17/invoice", then="order-17")
         <Handle of request '17/invoice'>
 
-        :param id: 1 to 200 characters; by default a random id. If a request with this id, pool and
-            body exists, the call stores nothing and returns the handle of the existing request.
+        :param id: 1 to 200 characters. The default is a random id. If a request with this id, pool
+            and body exists, the call stores nothing and returns the handle of the existing request.
         :param then: a queue or stream that gets a message with the outcome: `request`, `pool`,
             `outcome`, `result` and `error`.
         :param key: the key of the message to `then`.
         :param tag: further keys for the body of the message to `then`.
         :param events: whether `then` also gets messages with the outcomes "started" and "paused".
         :param priority: 0 to 9. `body`, `priority`, `delay_seconds` and `at` are as in `send`.
-        :param keep_seconds: how long the result can be read after the request is over.
-        :param connection: as in `send`: ask only if the transaction of this connection commits.
+        :param keep_seconds: time for which the result can be read after the request has ended.
+        :param connection: as in `send`. The request exists only if the transaction commits.
         :raises RequestExistsError: a request with this id has another pool or body.
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
         :raises UnsupportedError: the broker is SQS or Kinesis.
@@ -285,7 +287,7 @@ class RequestCalls(Sender):
     def request_many(
         self, requests: Iterable[RequestTerms | Mapping[str, Any]], *, connection: Any = None
     ) -> list[Handle]:
-        """Make many requests at once, all or none; return their handles.
+        """Make many requests at once, all or none, and return their handles.
 
         :param requests: dicts with the parameters of `request`.
         :param connection: as in `request`.
@@ -309,7 +311,7 @@ class RequestCalls(Sender):
         return [Handle(self, each.id) for each in new]
 
     def handle(self, id: str) -> Handle:
-        """Return the handle of a request that was made elsewhere or earlier."""
+        """Return the handle of an existing request, which any process may have made."""
         return Handle(self, _checked_id(id))
 
 
@@ -365,10 +367,10 @@ def _reply(request: RequestTerms, stream_of: Callable[[str], str]) -> str | None
     if isinstance(then, Stream):
         then = then._queue_of(request.key or "")
     if request.key is None and stream_of(check_queue_name(then)) != then:
-        raise keyless_error(then)  # without a key, no outcome could be stored
+        raise keyless_error(then)  # without a key, the broker could not store the outcome
     if request.key is not None:
         check_key(request.key)
-        check_request_text("key", request.key)  # or the end is refused
+        check_request_text("key", request.key)  # checks text that the broker must store
     if type(request.events) is not bool:
         raise _invalid("events", "True or False", request.events)
     if tag is not None:

@@ -1,8 +1,8 @@
-"""The requests of pools' jobs: a request as its job gets it, and its end.
+"""The request that the job of a pool gets, and the end of the request.
 
-The job's process stores the result itself, so that a large result need not cross the pipe to the
-worker. The process then reports the end to the worker: see `reporting`. A missing report means that
-middleware has skipped the job. Then the worker ends the request.
+The job's process stores the result itself. Therefore a large result need not cross the pipe to the
+worker. The process then reports the end to the worker (see `reporting`). Without a report,
+middleware has skipped the job, and the worker ends the request.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _log = logging.getLogger(__name__)
 
 # Minimum time between two writes of `Request.progress`.
 NOTE_SECONDS = 1.0
-# How often a paused request checks whether it may continue.
+# Interval at which a paused request checks whether it may continue.
 LOOK_SECONDS = 0.25
 MOST_NOTE = 200
 
-# Returned by the call of a pool's job whose process has stored the end of the request.
+# Result of a pool job's call if the job's process has stored the end of the request.
 ENDED = object()
 
 
 class Request(Message[Body]):
-    """A request for the job of its pool; its `body` has the parameters.
+    """A request for the job of its pool. Its `body` has the parameters.
 
-    Its methods wait for the broker: ``async def`` jobs await `aprogress` and `apause`.
+    Methods of a request wait for the broker: ``async def`` jobs await `aprogress` and `apause`.
     """
 
     __slots__ = ("_app", "_noted_at", "_take")
@@ -55,7 +55,7 @@ class Request(Message[Body]):
 
     @classmethod
     def of(cls, app: Sender, message: Message) -> Request:
-        """Return a message that a worker passes, as a request."""
+        """Convert a message that a worker passes to a request."""
         request = cls.__new__(cls)
         for name in Message.__slots__:
             if hasattr(message, name):
@@ -75,11 +75,14 @@ class Request(Message[Body]):
 
     @property
     def take(self) -> int:
-        """How often workers took this request. Sinks can reject late writes by smaller numbers."""
+        """Number of times that workers have taken this request.
+
+        Sinks can reject late writes with smaller numbers.
+        """
         return self._take.number
 
     def progress(self, progress: float | str) -> None:
-        """Show a share from 0 to 1, or a text, in `qdo requests`; stored at most once a second.
+        """Show a share from 0 to 1, or a text, in `qdo requests`. Stored at most once a second.
 
         >>> request.progress(0.5)
         """
@@ -93,7 +96,8 @@ class Request(Message[Body]):
                 reason=f"progress must be a number from 0 to 1 or text, got {progress!r:.60}"
             )
         if clock() - self._noted_at >= NOTE_SECONDS:
-            # Set after failures, too: an unreachable broker must not delay each call of the job.
+            # Set the time even after a failure, because an unreachable broker must not delay each
+            # call.
             self._noted_at = clock()
             try:
                 self._app.broker.requests.note(self._take, RUNNING, note)
@@ -103,9 +107,9 @@ class Request(Message[Body]):
     aprogress = twin(progress)
 
     def pause(self, note: str = "") -> Any:
-        """Wait for `Handle.resume` or ``qdo requests resume``; return the value given there.
+        """Wait for `Handle.resume` or ``qdo requests resume``, and return the value from this call.
 
-        The request keeps its place in the pool. If its worker stops during the pause, the request
+        The request keeps its place in the pool. If the worker stops during the pause, the request
         begins again.
 
         :raises RequestCancelledError: the request was cancelled.
@@ -126,9 +130,10 @@ class Request(Message[Body]):
             if "resume" in mark:
                 self._note(RUNNING, None)
                 return mark["resume"]
-            if row.state == RUNNING:  # an earlier note was stored late, because its answer was lost
+            if row.state == RUNNING:  # an earlier note took effect late
                 self._note(PAUSED, note[:MOST_NOTE])
-            # A lapse of the lease does not end the pause: a lost request has a new take.
+            # The end of the lease alone does not end the pause, because a lost request has a new
+            # take.
             if SIGN.draining() or (self.stopping and SIGN.leased()):
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
@@ -148,7 +153,7 @@ class Request(Message[Body]):
         until_answered(lambda: store.note(self._take, state, note, messages), self._name)
 
     def _tell(self, event: str, state: int, note: str | None) -> None:
-        """Store a state with the message of an event; omit a refused message."""
+        """Store a state with the message of an event. Omit the message if the broker refuses it."""
         try:
             self._note(state, note, self._replies(event))
         except Exception as refusal:  # noqa: BLE001 - the headers come from code of the app
@@ -160,7 +165,7 @@ class Request(Message[Body]):
             self._tell("started", RUNNING, None)
 
     def _cancel(self, error: RequestCancelledError) -> None:
-        """End the request as cancelled; raise the error again if it is about another request."""
+        """End the request as cancelled. Raise an error about another request again."""
         if error.details["id"] != self.id:
             raise error
         end_request(
@@ -196,11 +201,11 @@ class Request(Message[Body]):
 
 
 def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], Any]:
-    """Return the call of a pool's job, which returns `ENDED` unless middleware skips the job."""
+    """Return a call of a pool's job that returns `ENDED` unless middleware skips the job."""
 
     def run(message: Message, context: Any) -> Any:
-        # The message carries the report past middleware, whose return values are dropped. The
-        # report is a list, because middleware may pass on a copy of the message.
+        # The message carries the report past the middleware, because return values of middleware
+        # are dropped. The report is a list, because middleware may pass on a copy of the message.
         message._ends = ends = list[bool]()
         call(message, context)
         return ENDED if ends else None
@@ -209,7 +214,7 @@ def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], A
 
 
 def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a pool's job for workers, which stores the job's result."""
+    """Return a function for workers that runs the job of a pool and stores the job's result."""
     if is_async(function):
 
         async def arun(message: Message, context: Any) -> None:

@@ -1,4 +1,4 @@
-"""The stored form of requests' results, and the ends of requests with their messages."""
+"""Stores the results and the ends of requests, with the messages about their outcomes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Pauses between attempts to store the end of a request, which keeps its place until then.
+# Pauses between attempts to store the end of a request. The request keeps its place meanwhile.
 REPEAT = Backoff(0.05, 5.0)
 
 
 def sealed(sender: Sender, pool: str, value: Any) -> Content:
-    """Return the stored form of a body or result, encrypted if the settings say so.
+    """Return the stored form of a body or result, encrypted if the settings require encryption.
 
-    :raises UsageError: the value is neither JSON nor bytes.
+    :raises UsageError: the value is not JSON or bytes.
     :raises BodyLimitError: the value is larger than the setting `max_body_bytes`.
     """
     data, headers = encoded(pool, value, None)
@@ -62,12 +62,12 @@ def reply_messages(
 ) -> list[Outgoing]:
     """Return the message for the queue that the request names in `then`, if any.
 
-    Its key `take` distinguishes the outcome of a retried request from an earlier outcome.
+    The key `take` in its body distinguishes the outcome of a retried request from an earlier
+    outcome.
 
     :param reply: JSON object with the keys `then`, `key`, `tag` and `events`.
-    :param outcome: the request's outcome; or "started" or "paused", which are sent only with
-        `events`.
-    :param result: the job's result; bytes are omitted, see `Handle.result`.
+    :param outcome: the request's outcome, or "started" or "paused". The latter need `events`.
+    :param result: the job's result. The message omits bytes, which `Handle.result` returns.
     """
     terms = decoded_headers(reply) or {}
     is_event = outcome in ("started", "paused")
@@ -80,13 +80,15 @@ def reply_messages(
             reason=f"the tag of request {take.id!r} must be a JSON object, got {tag!r:.80}"
         )
     origin = {"request": take.id, "take": take.number, "pool": pool}
-    # The tag comes first, so that it cannot replace the keys of qdo.
+    # The tag comes first, because it must not replace the keys of qdo.
     body = {**tag, **origin, "outcome": outcome, "result": value, "error": storable_text(error)}
     return sender.ready([build_outgoing(NewMessage(terms["then"], body, terms.get("key")))])
 
 
 def until_answered(call: Callable[[], _T], what: str) -> _T:
-    """Call until the broker answers; raise a refusal, because the broker would repeat it.
+    """Call a function until the broker answers.
+
+    Raise a refusal, because the broker would repeat it.
 
     :param what: the name of the request in the log.
     """
@@ -98,7 +100,7 @@ def until_answered(call: Callable[[], _T], what: str) -> _T:
             if failure_kind(error) is FailureKind.REFUSED:
                 raise
             failures += 1
-            # Random pauses, because many workers wait for the same broker.
+            # Use random pauses, because many workers wait for the same broker.
             pause = REPEAT.delay(failures, random.random())
             text = "cannot store the state of %s, retrying in %.2f s: %s"
             _log.warning(text, what, pause, describe(error))
@@ -117,9 +119,9 @@ def store_end(
 ) -> bool:
     """Store the end of a request and its message, in one transaction of the broker.
 
-    :param result: the value that the job returned; it is stored for the outcome "done".
-    :param failed: see `RequestStore.end`.
-    :return: False, with nothing stored, if the request is over or another worker has taken it.
+    :param result: the value that the job returned. Only the outcome "done" stores this value.
+    :param failed: the parameter of `RequestStore.end`.
+    :return: False if the request has ended or another worker has taken it. Then nothing is stored.
     """
     messages = reply_messages(sender, take, pool, reply, outcome, result, error)
     content = sealed(sender, pool, result) if outcome == "done" else None
@@ -138,10 +140,10 @@ def end_request(
 ) -> bool:
     """End a request without a result; return what `store_end` returns.
 
-    If the broker refuses the message, the request ends without it, and its error says so. A done
-    request then counts as failed.
+    If the broker refuses the message, the request ends without the message, and its error has the
+    reason. A done request then counts as failed.
 
-    :param run: calls its argument, as `until_answered`.
+    :param run: a function that calls its argument, such as `until_answered`.
     """
     try:
         return run(

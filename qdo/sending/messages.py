@@ -1,4 +1,4 @@
-"""Check the messages of senders, and convert them for a broker."""
+"""Checks the messages of senders, and converts them for a broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Moment: TypeAlias = "datetime.datetime | float"
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """One message for `App.send_many`, with the parameters of `App.send`."""
+    """A message for `App.send_many`, with the parameters of `App.send`."""
 
     queue: str
     body: Any
@@ -60,7 +60,7 @@ AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
 
 
 class MessageOptions(TypedDict, total=False):
-    """The parameters of `App.send` that describe a message, except for its body."""
+    """The optional parameters of `App.send` that describe a message."""
 
     delay_seconds: float | None
     at: Moment | None
@@ -72,7 +72,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 def build_outgoing(message: NewMessage) -> Outgoing:
-    """Return a checked message in the form for brokers; see `App.send`."""
+    """Return a checked message in the form for brokers. Raise the errors of `App.send`."""
     queue = check_queue_name(message.queue)
     key = message.key
     if key is not None:
@@ -138,7 +138,7 @@ def _check_headers(queue: str, headers: str) -> None:
 def with_defaults(
     messages: list[Outgoing], defaults: Callable[[], Mapping[str, str]] | None
 ) -> list[Outgoing]:
-    """Return messages with the missing headers from `defaults`, if any."""
+    """Add missing headers from the function `defaults` to messages."""
     headers = defaults() if defaults is not None else None
     if not headers:
         return messages
@@ -148,7 +148,7 @@ def with_defaults(
 def encrypted(
     messages: list[Outgoing], settings: Settings, app: str, stream_of: StreamOf
 ) -> list[Outgoing]:
-    """Return messages, encrypted if the setting `encrypt` is on; raise SettingsError if invalid."""
+    """Encrypt messages if the setting `encrypt` is on; raise SettingsError for invalid settings."""
     vault = vault_of(settings, app, stream_of) if settings.encrypt else None
     return messages if vault is None else [_sealed(each, vault) for each in messages]
 
@@ -172,7 +172,7 @@ def time_text(seconds: float) -> str:
 
 
 def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
-    """Return a checked message from any form of `App.send_many`; the message's `once` wins."""
+    """Return a checked message from any form of `App.send_many`. Its own `once` has priority."""
     if isinstance(message, tuple | list):
         if not 2 <= len(message) <= 4:
             raise UsageError(
@@ -203,7 +203,7 @@ def build_send_options(
     dedup_key: str | None = None,
     dedup_seconds: float | None = None,
 ) -> SendOptions | None:
-    """Return the checked options of a message, None without options."""
+    """Return the checked options of a message, or None without options."""
     due = _due(delay_seconds, at)
     if dedup_key is None:
         if dedup_seconds is not None:

@@ -1,8 +1,9 @@
 """Deduplication keys of messages that a job sends with ``once=``.
 
-A key is a digest of the job's message and the sent message. A repeated attempt makes the same key,
-and an attempt that sends different content makes a different key. Equal messages of one attempt are
-numbered. A number is reused if its message may not have been stored.
+A key is a digest of the job's message and the sent message. A repeated attempt makes the same key.
+An attempt that sends different content makes a different key. Equal messages of one attempt have
+different numbers in their keys. If a message may not have been stored, a later message uses its
+number again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _numbering = native_lock()
 
 
 def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes) -> SendOptions:
-    """Return options that store a message once, even if the job of `once` runs repeatedly.
+    """Return options with which a repeated job of the message `once` stores a message only once.
 
-    :param options: the sender's options; the result keeps only the delay.
+    :param options: the sender's options. The result keeps only the delay.
     :param sent: queue, key and headers of the message.
     """
     if not isinstance(once, Message):
@@ -38,7 +39,7 @@ def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes
 
 
 def release_numbers(messages: Sequence[Outgoing]) -> None:
-    """Release the numbers of messages that may not have been stored, the last ones first."""
+    """Release the numbers of messages that may not have been stored, in reverse order."""
     for terms in reversed([each.terms for each in messages]):
         if terms is not None and terms.once is not None:
             digest, _, number = str(terms.dedup_key).partition("-")

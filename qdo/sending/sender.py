@@ -1,4 +1,4 @@
-"""The part of an app that needs no jobs: its settings, and its senders."""
+"""The part of an app that needs no jobs: the settings and the functions that send."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Sender:
 
     @property
     def settings(self) -> Settings:
-        """The current settings: code < TOML file < environment, or the settings that `use` set."""
+        """The current settings, from code < TOML file < environment, or from `use`."""
         if self._settings is None:
             self.use(load(defaults=self.given, defaults_origin=self.origin))
             return self.anchor()
@@ -70,14 +70,14 @@ class Sender:
 
     @property
     def origin(self) -> str:
-        """The origin of settings given in code, as `qdo config` and errors show it."""
+        """The origin of settings in the code, as `qdo config` and errors show this origin."""
         return code_origin(self.name)
 
     def use(self, settings: Settings) -> Settings:
-        """Use settings that were loaded elsewhere; they override the settings in code.
+        """Use settings that a caller has loaded. They override the settings in the code.
 
-        A setting `app` of the form MODULE:APP names the app that workers and commands import. It
-        does not affect an app that is already imported.
+        A setting `app` of the form MODULE:APP names the app that workers and commands import. This
+        setting does not affect an imported app.
         """
         if settings.app not in ("", self.name) and not settings.target:
             raise UsageError(
@@ -91,8 +91,9 @@ class Sender:
         return merged
 
     def anchor(self) -> Settings:
-        """Make the paths in the settings absolute while this process runs; return them."""
-        # Short-lived commands show the paths as an operator gave them.
+        """Make the paths in the settings absolute; return the settings."""
+        # Only long-running processes call this method. Commands show the paths as an operator wrote
+        # them.
         self._settings = anchored = self.settings.anchored()
         return anchored
 
@@ -112,26 +113,27 @@ class Sender:
 
         >>> id = app.send("mail-eu", {"to": "Ada"}, key="ada", delay_seconds=60)
 
-        :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes, which the
-            job gets as bytes. A tuple arrives as a list.
+        :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes. The job gets
+            bytes as bytes, and a tuple as a list.
         :param headers: text by name. If the body is bytes, `content-type` describes its format.
         :param delay_seconds: deliver the message after this delay.
         :param at: deliver the message at this time: a datetime with a zone, or a Unix time in
             seconds.
         :param dedup_key: if a message with this key was sent to the queue within the
-            `dedup_seconds` of that message (default 300), store nothing and return its id.
+            `dedup_seconds` of the earlier message (default 300), store nothing and return the
+            earlier id.
         :param after: a version that `put` of a set of documents returned. The message's job waits
-            up to 5 seconds for documents of this version or a newer one. Then it uses the documents
-            of its process.
-        :param once: the message whose job sends. For 7 days, its later attempts do not store again
-            the messages that an earlier attempt has stored. Not allowed with `dedup_key`.
+            up to 5 seconds for documents of this version or a newer version. Then the job uses the
+            documents that its process has.
+        :param once: the message whose job sends. For 7 days, later attempts of this message do not
+            store the messages of earlier attempts again. Not allowed with `dedup_key`.
         :param priority: 0 to 9, the smallest first, for jobs with ``order="priority"``:
             `qdo.URGENT` (0), `HIGH` (3), `NORMAL` (5) or `LOW` (7).
-        :param connection: send the message if, and only if, the transaction of this connection
-            commits: a connection of psycopg, or a connection or session of SQLAlchemy, to the
-            database of a PostgreSQL broker.
-        :raises QueueNameError: the queue's name must have 1 to 200 characters without "/",
-            control characters and emoji; ".", ".." and "zookeeper" are reserved.
+        :param connection: a connection of psycopg, or a connection or session of SQLAlchemy, to the
+            database of a PostgreSQL broker. The message is sent if, and only if, the transaction of
+            this connection commits.
+        :raises QueueNameError: the queue's name is invalid. It must have 1 to 200 characters
+            without "/", control characters and emoji. ".", ".." and "zookeeper" are reserved.
         :raises UsageError: the body would not arrive unchanged, or a value is invalid.
         :raises MessageTooLargeError: the body is larger than the broker's limit.
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
@@ -152,8 +154,8 @@ class Sender:
 
         :param messages: tuples ``(queue, body)``, ``(queue, body, key)`` or
             ``(queue, body, key, headers)``, dicts with the parameters of `send`, or
-            `qdo.NewMessage`; messages of a queue keep their order.
-        :param once: as in `send`, for all messages without a separate `once`.
+            `qdo.NewMessage`. Messages of a queue keep their order.
+        :param once: as in `send`, for all messages that do not have their own `once`.
         :param connection: as in `send`.
         """
         warn_if_blocking(within=connection)
@@ -162,7 +164,7 @@ class Sender:
     def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:
         checked: list[Outgoing] = []
         try:
-            checked.extend(messages)  # keeps the messages before an invalid one
+            checked.extend(messages)  # keeps the messages before an invalid message
             outgoing = self.ready(checked)
             if connection is not None:
                 return self.broker.send_within(connection, outgoing)
@@ -172,7 +174,10 @@ class Sender:
             raise
 
     def _store_once(self, messages: Sequence[Outgoing], keys: Sequence[str]) -> list[str]:
-        """Store messages under deduplication keys, or without keys if the queue has none."""
+        """Store messages under deduplication keys.
+
+        Omit the keys if the queue does not support them.
+        """
         window = self.broker.capabilities.dedup_seconds or LASTING_DEDUP_SECONDS
         keyed = [
             replace(each, terms=SendOptions(dedup_key=key, dedup_seconds=window))
@@ -193,7 +198,7 @@ class Sender:
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
-        If a call is cancelled, for instance by a timeout, the message may have been sent.
+        If a call is cancelled, for example by a timeout, the message may have been sent.
 
         :param options: the parameters of `send`, except for `connection`.
         """
@@ -203,7 +208,7 @@ class Sender:
     async def asend_many(
         self, messages: Iterable[AnyMessage], *, once: Message | None = None
     ) -> list[str]:
-        """Send like `send_many`, from a coroutine: see `asend`."""
+        """Send like `send_many`, from a coroutine (see `asend`)."""
         return await self._astore(outgoing_of(each, once) for each in messages)
 
     async def _astore(self, messages: Iterable[Outgoing]) -> list[str]:
@@ -226,14 +231,15 @@ class Sender:
         secret: str | None = None,
         max_bytes: int = 1 << 20,
     ) -> None:
-        """Declare a webhook; `qdo ingest` stores each request to its path as a message of a queue.
+        """Declare a webhook. `qdo ingest` stores each request to its path as a message of a queue.
 
         >>> app.webhook("/github", queue="github", verify="github", secret="env:GITHUB_SECRET")
 
         :param verify: the signature of the sender: "github", "gitlab", "standard", "stripe", or
             "none".
-        :param secret: the place of the sender's secret, such as "env:NAME" or "file:PATH". Give
-            two, separated by a comma, while you replace the secret. Only receivers read it.
+        :param secret: the place of the sender's secret, such as "env:NAME" or "file:PATH". While
+            you replace the secret, give two places, separated by a comma. Only receivers read the
+            secret.
         :param max_bytes: the maximum size of a body.
         """
         from qdo.webhooks import DeclaredWebhook
@@ -254,17 +260,17 @@ class Sender:
         missed: Missed = "once",
         unless_waiting: bool = False,
     ) -> None:
-        """Send a message to a queue on a schedule, as long as a worker of the app runs.
+        """Send a message to a queue on a schedule while a worker of the app runs.
 
         >>> app.timer("nightly", "30 2 * * *", tz="Europe/Berlin", queue="reports")
 
         The body has the keys `timer`, `at` (the time in UTC) and `missed`.
 
         :param cron: five fields: minute, hour, day of the month, month, day of the week.
-        :param every_seconds: a period instead of `cron`; periods count from 1970.
+        :param every_seconds: a period instead of `cron`. Periods count from 1970.
         :param tz: name of a time zone, for `cron`.
         :param missed: the reaction to occurrences that were missed because no worker ran. "once"
-            sends the latest missed one; "skip" sends none older than a minute.
+            sends the latest missed occurrence. "skip" sends no occurrence older than a minute.
         :param unless_waiting: send nothing while a message waits in the queue.
         """
         from qdo.jobs.timers import Timer
@@ -276,7 +282,7 @@ class Sender:
         self.timers[name] = timer
 
     def ready(self, messages: list[Outgoing]) -> list[Outgoing]:
-        """Return messages with the app's headers, encrypted if the settings require it."""
+        """Return messages with the app's headers, encrypted if the settings require encryption."""
         outgoing = with_defaults(messages, self.default_headers)
         limit = self.settings.max_body_bytes
         for message in outgoing:
@@ -288,11 +294,11 @@ class Sender:
 
     @property
     def broker(self) -> Broker:
-        """The app's broker, which is opened at first use."""
+        """The app's broker. The first use opens the broker."""
         return self._broker.get().broker
 
     def _stream_of(self, queue: str) -> str:
-        # Senders open their brokers only when they need them.
+        # Open the broker only now, because not every sender needs streams.
         return self.broker.stream_of(queue)
 
     def _open_broker(self) -> OpenBroker:
@@ -300,7 +306,7 @@ class Sender:
 
     @contextlib.contextmanager
     def override_broker(self, broker: Broker, settings: Settings) -> Iterator[None]:
-        """Use another broker and other settings until the block ends, for `qdo.testing`."""
+        """Use another broker and other settings until the block ends (for `qdo.testing`)."""
         with self._broker.override(OpenBroker(broker, None)):
             kept = self._settings
             self._settings = settings
@@ -320,7 +326,7 @@ class Sender:
     aopen = twin(open)
 
     def close(self) -> None:
-        """Close the broker; the next send opens it again."""
+        """Close the broker. The next send opens the broker again."""
         warn_if_blocking()
         self._broker.close()
 

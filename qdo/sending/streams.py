@@ -1,4 +1,4 @@
-"""Send to a stream: each message goes to the shard of its key."""
+"""Sends messages to a stream. Each message goes to the shard of its key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
     from qdo.sending.sender import Sender
 
-# How long a sender uses its copy of the map. An old copy costs the broker a lookup at each send.
+# Time for which a sender uses its copy of the map of shards. With an outdated copy, each send costs
+# the broker a lookup.
 MAP_SECONDS = 5.0
 
 
@@ -33,13 +34,14 @@ def check_stream_key(key: Any) -> None:
 def _outgoing(message: NewMessage, shards: ShardMap) -> Outgoing:
     """Return a checked message for the shard of its key."""
     check_stream_key(message.key)
-    # The queue is first the stream's name, so the digest of ``once=`` is the same after a split.
+    # First use the stream's name as the queue. Then the digest of ``once=`` is the same after a
+    # split.
     outgoing = build_outgoing(message)
     return replace(outgoing, queue=shards.queue_of(outgoing.key or ""))
 
 
 class Stream:
-    """Queues that divide the range of keys; `App.stream` makes a stream.
+    """Queues that divide the range of keys. `App.stream` makes a stream.
 
     Messages of a key keep their order, even while `qdo streams split` and `merge` move keys to
     other queues. Any number of threads may use a stream.
@@ -70,9 +72,9 @@ class Stream:
     ) -> str:
         """Store one message for a key and return its id, like `App.send`.
 
-        A deduplication key applies to the message's key, in any shard.
+        A deduplication key applies to messages with the same key, in any shard.
 
-        :param key: 1 to 1000 characters; the job gets it as `message.key`.
+        :param key: 1 to 1000 characters. The job gets the key as `message.key`.
         :param options: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once` and
             `priority`, as in `App.send`.
         :raises UnsupportedError: the broker does not support streams.
@@ -91,7 +93,7 @@ class Stream:
         """Store many messages at once, all or none, and return their ids, like `App.send_many`.
 
         :param messages: tuples ``(key, body)`` or ``(key, body, headers)``, or dicts with the
-            parameters of `send`; messages with the same key keep their order.
+            parameters of `send`. Messages with the same key keep their order.
         """
         warn_if_blocking(within=connection)
         return self._app._store(self._many(messages, once), connection)
@@ -113,14 +115,14 @@ class Stream:
         *,
         once: Message | None = None,
     ) -> list[str]:
-        """Send like `send_many`, from a coroutine: see `asend`."""
+        """Send like `send_many`, from a coroutine (see `asend`)."""
         import asyncio
 
-        await asyncio.to_thread(self._read)  # the map, from the broker
+        await asyncio.to_thread(self._read)  # reads the map from the broker
         return await self._app._astore(self._many(messages, once))
 
     def queue(self, key: str) -> str:
-        """Return the queue that now gets the messages of a key, according to the broker."""
+        """Return the queue that now gets the messages of a key. Asks the broker."""
         warn_if_blocking()
         self._map = None
         return self._queue_of(key)
@@ -139,7 +141,7 @@ class Stream:
     aowner = twin(owner)
 
     def _read(self) -> ShardMap:
-        """Return the map; read it again if it is old. The first use creates the stream."""
+        """Return the map. Read an old map again. The first use creates the stream."""
         broker = self._app.broker
         now = time.monotonic()
         if self._map is None or self._map[0] is not broker or self._map[1] < now:

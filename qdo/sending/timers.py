@@ -1,4 +1,4 @@
-"""Send the messages of timers, for the leader, the testing kit and `qdo timers run`."""
+"""Sends the messages of timers, for the leader, the testing kit and `qdo timers run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DueTimer = tuple[Timer, Occurrence]
 
 
 def send_occurrences(app: Sender, due: Sequence[DueTimer], *, runs: bool = False) -> list[str]:
-    """Send the messages of occurrences, all or none; return their ids.
+    """Send the messages of all occurrences, or of none; return the ids of the messages.
 
     :param runs: whether an operator requested these occurrences outside the schedule.
     """

@@ -1,4 +1,4 @@
-"""Settings: declared in `settings`, read from `sources`."""
+"""The settings of qdo. `settings` declares them, and `sources` reads them."""
 
 from __future__ import annotations
 

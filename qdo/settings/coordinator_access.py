@@ -1,7 +1,7 @@
 """Makes the `Access` of coordinator clients from the settings, and checks these settings.
 
-The password is not a setting. It comes from a file or an environment variable, so lists of
-settings, command lines and errors cannot show it.
+The password is not a setting. It comes from a file or an environment variable. Therefore lists of
+settings, command lines and errors cannot show the password.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _MOST_PASSWORD_BYTES = 1000
 
 
 def coordinator_access(settings: Settings, layout: Layout) -> Access:
-    """Return the access of this app's clients; raise SettingsError for contradictory settings."""
-    # Read the files each time, so that a new session uses their current content.
+    """Return the access for this app's clients; raise SettingsError for contradictory settings."""
+    # Read the files each time, because a new session must use their current content.
     tls = _tls(settings)
     account = _account(settings)
     if tls is not None:

@@ -44,11 +44,12 @@ def describe_process(settings: Settings) -> dict[str, Any]:
 
 
 def share_files(settings: Settings) -> None:
-    """Create the files of broker and coordinator for the setting `group`, unless they exist.
+    """Create missing files of broker and coordinator, with the setting `group`.
 
-    Raise SettingsError if the user is not in the group, DatabaseError if a file cannot be created.
+    Raise SettingsError if the user is not in the group, or DatabaseError if a file cannot be
+    created.
     """
-    # Without a group, each file is created on opening, for this user only.
+    # Without a group, opening a file creates it for this user only.
     if settings.group:
         for path in _paths(settings):
             with translated(path):
@@ -70,6 +71,6 @@ def _paths(settings: Settings) -> Iterator[str]:
 
 
 def process_title(role: str, settings: Settings, target: str | None) -> str:
-    """Return the last word of a process's command line, for people."""
+    """Return the last part of a process's command line, which describes the process."""
     named = target or settings.job
     return f"{role} of {named} (app {settings.app})" if settings.app else f"{role} of {named}"

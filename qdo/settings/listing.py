@@ -16,7 +16,7 @@ from qdo.settings.settings import Settings, declarations
 
 def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the items of qdo.config/1."""
-    # Settings contain no secrets: addresses with passwords are refused, and keys are in files.
+    # Settings contain no secrets. qdo refuses addresses with passwords, and keys are in files.
     code = Settings(**given).values() if given else {}
     return [
         {
@@ -33,7 +33,7 @@ def config_items(settings: Settings, given: Mapping[str, Any]) -> list[dict[str,
 
 
 def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
-    """Return the origins of settings that workers set themselves, by setting and worker."""
+    """Return the origins of pinned settings, by setting and worker."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for each in answers:
         for name, origin in each.pins.items():
@@ -42,7 +42,7 @@ def pins_of(answers: Sequence[WorkerAnswer]) -> dict[str, dict[str, str]]:
 
 
 def live_items(node: SettingsNode, answers: Sequence[WorkerAnswer]) -> list[dict[str, Any]]:
-    """Return the items of qdo.settings/1; raise LiveSettingsUnreadableError for a bad text."""
+    """Return the items of qdo.settings/1; raise LiveSettingsUnreadableError for an invalid text."""
     pins = pins_of(answers)
     try:
         found = differences("", node.text)
@@ -55,7 +55,7 @@ def live_items(node: SettingsNode, answers: Sequence[WorkerAnswer]) -> list[dict
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as JSON; leave out omitted options of tables."""
+    """Return a value as JSON, without the omitted options of tables."""
     if isinstance(value, tuple):
         return [_shown(each) for each in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,7 @@
-"""The live settings of an app: their TOML text, and their use by one process.
+"""The live settings of an app, and their use by one process.
 
 The TOML text in the coordinator applies to all processes of an app. Its settings override the app's
-code. The TOML file, the environment and flags of a process override the text: they *pin* a setting.
+code. The TOML file, the environment and flags of a process override the text. They *pin* a setting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 def live_names() -> list[str]:
-    """Return the names of the settings that may be changed while processes run."""
+    """Return the names of the settings that operators may change while processes run."""
     return [each.name for each in declarations() if each.live]
 
 
 def read_live(text: str) -> dict[str, Any]:
-    """Return the live settings in a TOML text, converted; raise SettingsError for a fault."""
+    """Return the converted live settings from a TOML text; raise SettingsError for a fault."""
     table = parse_toml(text, LIVE)
     check_names(table, LIVE)
     known = {each.name: each for each in declarations()}
@@ -43,7 +43,7 @@ def read_live(text: str) -> dict[str, Any]:
 
 
 def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
-    """Return the origin of each live setting that this process sets itself, outside of its code."""
+    """Return the origin of each live setting that this process pins."""
     return {
         name: origin
         for name in live_names()
@@ -54,15 +54,16 @@ def pinned(settings: Settings, code_origin: str) -> dict[str, str]:
 def overlaid(
     settings: Settings, live: Mapping[str, Any], pins: Collection[str], origin: str
 ) -> Settings:
-    """Return settings with the live settings of an origin, except pinned settings."""
+    """Return a copy of settings in which live settings override unpinned settings."""
     free = {name: value for name, value in live.items() if name not in pins}
     return settings.merged(free, origin)
 
 
 def differences(before: str, after: str) -> dict[str, tuple[Any, Any]]:
-    """Return the changed values between two TOML texts, by name; None for a missing value.
+    """Return the values that differ between two TOML texts, by name; None if missing.
 
-    :param before: counts as empty if it is not TOML, because no process uses it.
+    :param before: text before the change. An invalid text counts as empty, because no process uses
+        it.
     :raises SettingsError: `after` is not TOML.
     """
     try:
@@ -90,7 +91,7 @@ def with_version(settings: Settings, version: SettingsVersion | None, code_origi
 
 
 class SettingsInForce:
-    """The settings in force `now`. They are replaced as a whole, so any thread may read them."""
+    """The settings in force `now`. A change replaces the object, so any thread may read it."""
 
     def __init__(self, settings: Settings) -> None:
         self.now = settings
@@ -110,8 +111,8 @@ class LiveSettings:
 
     :param settings: the settings of this process, without live settings.
     :param code_origin: the origin of settings in the app's code.
-    :param check: raises a `QdoError` for settings that this process cannot use.
-    :param publish: called after the report has changed.
+    :param check: a function that raises a `QdoError` for settings that this process cannot use.
+    :param publish: a function to call after the report has changed.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class LiveSettings:
         return None
 
     def use(self, version: SettingsVersion | None) -> None:
-        # Messages in flight end under the former settings. Modules read a setting when they need
-        # it.
+        # Messages in flight end under the former settings. Modules read a setting whenever they
+        # need it.
         settings = self._own if version is None else self._settings_of(version)
         self.in_use = version
         changed = self._differences(settings)
@@ -179,7 +180,7 @@ class LogLevelFollower:
         self._level = settings.log_level
 
     def changed(self, settings: Settings) -> None:
-        """Follow the setting, unless a `log_config` defines levels."""
+        """Set the log level of the settings, unless a `log_config` defines levels."""
         if settings.log_level != self._level and not settings.log_config:
             self._level = settings.log_level
             logs.set_level(self._level)

@@ -1,4 +1,4 @@
-"""Load settings from the TOML file, the environment and flags."""
+"""Loads settings from the TOML file, the environment and flags."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SPECIAL_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
         PASSWORD_VARIABLE,
-        "QDO_DASHBOARD_TOKEN",  # `qdo dashboard` lets in viewers who have it
-        "QDO_DASHBOARD_OPERATOR_TOKEN",  # likewise operators
-        "QDO_CHILD",  # a parent passes its settings to a worker process in it
-        "QDO_JOB_PROCESS",  # a worker process passes its settings to a job's process in it
+        "QDO_DASHBOARD_TOKEN",  # `qdo dashboard` admits viewers with this token
+        "QDO_DASHBOARD_OPERATOR_TOKEN",  # `qdo dashboard` admits operators with this token
+        "QDO_CHILD",  # contains the settings that a parent passes to a worker process
+        "QDO_JOB_PROCESS",  # contains the settings that a worker passes to a job's process
     }
 )
 # Prefixes of further variables that are not settings.
 SPECIAL_PREFIXES = (
-    "QDO_MESSAGE_",  # qdo.programs.shell describes the message to its commands in them
-    "QDO_HOLD_",  # `qdo pause` describes its section to its command in them
-    "QDO_ARCHIVE_",  # options of qdo.programs.archive, which rejects unknown ones itself
+    "QDO_MESSAGE_",  # describe the message to the commands of qdo.programs.shell
+    "QDO_HOLD_",  # describe the section to the command of `qdo pause`
+    "QDO_ARCHIVE_",  # options of qdo.programs.archive, which rejects unknown options
     "QDO_SHELL_",  # likewise
     "QDO_WEBHOOK_",  # likewise
 )
-# Variables that Kubernetes sets in every pod beside a service, as NAME=VALUE.
+# Variables that Kubernetes sets for a service in every pod, as NAME=VALUE.
 _SERVICE_VARIABLE = re.compile(
     r"[A-Z0-9_]+_("
     r"SERVICE_HOST=|SERVICE_PORT(_[A-Z0-9_]+)?=\d|"
@@ -47,7 +47,7 @@ MAX_DEPTH = 10
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Return whether Kubernetes sets this variable, for a service such as ``qdo-web``."""
+    """Return whether Kubernetes sets this variable for a service such as ``qdo-web``."""
     # `_PORT` alone could be a misspelled setting, so the value must also be an address.
     return _SERVICE_VARIABLE.match(f"{name}={value}") is not None
 
@@ -63,8 +63,8 @@ def load(
     """Return the settings of this process: TOML file < QDO_* environment < flags.
 
     :param flags: values from the command line, by setting name; None means "not given".
-    :param environ: `os.environ` if None.
-    :param config: path of a TOML file; if None, the variable QDO_CONFIG may name one.
+    :param environ: environment variables; None for `os.environ`.
+    :param config: path of a TOML file. If None, the variable QDO_CONFIG may name a file.
     :param defaults: values for settings that none of these three sources sets.
     :raises UnknownSettingError: a name is unknown. The error suggests the closest known name.
     :raises SettingsError: a value is invalid, or the file cannot be read.
@@ -101,10 +101,9 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str | bytes, origin: str) -> dict[str, Any]:
-    """Return the table in a TOML text; errors name the text's origin."""
-    # Operators and attackers can write the live settings, so the text is limited. The parser's time
-    # grows with the square of the number of parts of a key, and printing deeply nested values
-    # fails.
+    """Return the table in a TOML text. Errors name the text's origin."""
+    # Limit the text, because operators and attackers can write the live settings. The parser's time
+    # grows with the square of the number of parts in a key. Printing deeply nested values fails.
     try:
         text = text.decode() if isinstance(text, bytes) else text
         if max(line.count(".") for line in text.split("\n")) > MAX_DOTS:

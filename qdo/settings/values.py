@@ -16,7 +16,7 @@ from qdo.text import wrong_form
 
 Check = Callable[[Any], "str | None"]
 
-# The variable that names the TOML file if no flag does.
+# The variable that names the TOML file if no flag names a file.
 CONFIG_VARIABLE = "QDO_CONFIG"
 ENVIRONMENT_PREFIX = "QDO_"
 # Password of the account at the coordinator. It is not a setting, because `qdo config` lists
@@ -37,7 +37,7 @@ _KIND_NAMES = {
 
 def between(low: float, high: float) -> Check:
     def check(value: Any) -> str | None:
-        if low <= value <= high:  # NaN is not
+        if low <= value <= high:  # false for NaN
             return None
         return f"got {value!r}, but it must be from {low:g} to {high:g}"
 
@@ -60,7 +60,7 @@ def some_of(*choices: str) -> Check:
 
 
 def globs(value: tuple[str, ...]) -> str | None:
-    # An empty glob, for instance from a list that begins with a comma, matches nothing.
+    # An empty glob, for example from a list that begins with a comma, matches nothing.
     if not all(value):
         return f"{', '.join(value)!r} contains an empty glob"
     size = sum(map(len, value))
@@ -207,7 +207,7 @@ class Declaration:
 
 
 def convert(declaration: Declaration, value: Any, origin: str) -> Any:
-    """Convert a value or a text to the setting's type; raise SettingsError for invalid values."""
+    """Convert a value to the setting's type; raise SettingsError for an invalid value."""
     if declaration.kind == "tables":
         return _read_tables(declaration.name, value, origin)
     try:
@@ -228,7 +228,7 @@ def convert(declaration: Declaration, value: Any, origin: str) -> Any:
 
 
 def from_origin(origin: str) -> str:
-    """Return the origin of a value as a suffix of errors; "" for the default."""
+    """Return the suffix of an error that names the origin of a value; "" for a default value."""
     return "" if origin == DEFAULT else f" (from {origin})"
 
 
@@ -248,7 +248,7 @@ def _read_str(value: Any) -> str | None:
 
 
 def _read_globs(value: Any) -> tuple[str, ...] | None:
-    if isinstance(value, str):  # with commas, as in the environment
+    if isinstance(value, str):  # separated by commas, as in the environment
         return tuple(each.strip() for each in value.split(",")) if value else ()
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
         return tuple(value)

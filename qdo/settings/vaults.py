@@ -1,6 +1,6 @@
-"""The key ring and the encryption of bodies that the settings ask for.
+"""Makes the key ring and the encryption of bodies from the settings.
 
-Functions raise SettingsError if the key file cannot be used or has no key to encrypt, or if the
+Functions raise SettingsError if the key file is unusable or has no key for encryption, or if the
 library `cryptography` is not installed.
 """
 
@@ -32,7 +32,8 @@ def key_ring_of(settings: Settings) -> KeyRing | None:
 def vault_of(settings: Settings, app: str, stream_of: StreamOf) -> BodyVault | None:
     """Return the vault that encrypts and decrypts the bodies of an app, or None without keys.
 
-    :param stream_of: `Broker.stream_of`; called only for queues with names like those of shards.
+    :param stream_of: `Broker.stream_of`. It is called only for queues whose names look like names
+        of shards.
     """
     ring = key_ring_of(settings)
     if ring is None:
@@ -53,7 +54,7 @@ def marks_of(settings: Settings, app: str, stream_of: StreamOf) -> IdMarks | Non
     """Return the marks that prove the ids of an app's messages, or None without a signing key."""
     ring = key_ring_of(settings)
     kind = kind_of(settings.broker)
-    # If only qdo writes to a broker, marks are unnecessary.
+    # Marks are unnecessary if only qdo writes to a broker.
     if ring is None or not ring.has("sign") or not kind.foreign_senders:
         return None
     return IdMarks(ring, _place(settings, app, stream_of))
@@ -67,14 +68,14 @@ def opener_of(settings: Settings, app: str, stream_of: StreamOf) -> RowOpener | 
 
 @functools.cache
 def _key_ring(path: str) -> KeyRing:
-    """Return the shared key ring of a file, which reads the file again after changes."""
+    """Return the shared key ring of a file. The key ring reads the file again after changes."""
     return KeyRing(path)
 
 
 def _place(settings: Settings, app: str, stream_of: StreamOf) -> Callable[[str], str]:
-    """Return a function that maps a queue to the text to which its messages are bound."""
-    # The shard of a message is unknown at encryption, and may be split later. Any app may
-    # read a stream of Kinesis.
+    """Return a function that maps a queue to the text that encryption binds its messages to."""
+    # Use the stream, not the shard. The shard of a message is unknown at encryption and may be
+    # split later. Any app may read a stream of Kinesis.
     stream = kind_of(settings.broker).stream(settings.broker)
     if stream is None:
         return lambda queue: f"{app}\0{stream_of(queue) if stream_named(queue) else queue}"

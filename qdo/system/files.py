@@ -80,7 +80,7 @@ PRIVATE = Rights()
 
 
 def make_folder(path: str, rights: Rights = PRIVATE) -> None:
-    """Create a folder and its missing parents; leave an existing folder unchanged."""
+    """Create a folder and its missing parents. Leave an existing folder unchanged."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

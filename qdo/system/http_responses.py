@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 from typing import Any
 
-# Maximum number of interim responses such as `100 Continue`. A request causes at most one.
+# Maximum number of interim responses such as `100 Continue`. A request causes at most one such
+# response.
 INTERIM_LIMIT = 10
 # Maximum number of lines after a chunked body. `http.client` has the same limit for headers.
 TRAILER_LIMIT = 100

@@ -161,7 +161,7 @@ class LoopSignal:
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
-        if not self.future.done():  # a timeout, for example, cancels the future; the work continues
+        if not self.future.done():  # a timeout, for example, cancels only the future
             self.future.set_result(None)
 
 

@@ -25,7 +25,7 @@ from qdo.system.clock import clock
 LINUX = sys.platform.startswith("linux")
 # The bytes with which a parent process tells a worker process to drain or to abort its jobs.
 STOP_REQUEST = b"S"
-# Descriptors reserved for logs, databases, the connections of jobs and everything else.
+# Number of descriptors for logs, databases, connections of jobs, and other uses.
 RESERVE = 256
 _LEASE_AT = 8
 _LEASE = struct.Struct("@dQ")
@@ -76,7 +76,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def children(parent: int, name: str | None = None) -> list[int]:
-    """Return the children of a process, even in other groups; select them by `name`."""
+    """Return the children of a process, even in other groups, optionally only those with a name."""
     # Reading the state of every process on the machine takes 10 µs per process.
     found = []
     for entry in os.listdir("/proc"):
@@ -239,7 +239,7 @@ class StopFlag:
         return self._file
 
     def adopt(self, handle: int) -> None:
-        """Use the flag of the process that shared this descriptor; close the descriptor."""
+        """Use the flag of the process that shared this descriptor, and close the descriptor."""
         self._page = mmap.mmap(handle, mmap.PAGESIZE)
         os.close(handle)
 

@@ -34,7 +34,7 @@ _imported = sys.modules.get
 
 
 def warn_if_blocking(block: str = "", within: object = None) -> None:
-    """Warn if the calling function would block a running event loop; takes 60 ns.
+    """Warn if the calling function would block a running event loop. Takes 60 ns.
 
     :param block: name of a method whose ``with`` block waits, instead of the calling function.
     :param within: the connection of a transaction that the call joins, as in the function of
@@ -51,7 +51,7 @@ def _warn(block: str) -> None:
     call = f"with {block}(...)" if block else f"{name}(...)"
     remedy = f"async {call}" if block else f"await a{call}"
     level = 3
-    # The warning names the line of the app: Python shows it once for each line.
+    # The warning must name the line of the app, because Python shows a warning once for each line.
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qdo."):
         frame = frame.f_back
         level += 1
@@ -68,15 +68,15 @@ def twin(
 ) -> Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _Result]]:
     """Return the method for coroutines that calls `method` in a native thread.
 
-    :param alone: use a thread of its own, for a call that may wait for other coroutines. In the
-        threads of the loop, such calls would wait for each other.
+    :param alone: use a new thread, for a call that may wait for other coroutines. In the threads of
+        the loop, such calls would wait for each other.
     """
     name = method.__name__
     run_in = in_own_thread if alone else in_thread
 
     @functools.wraps(method)
     async def call(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _Result:
-        # By name, because a class may override the method.
+        # Get the method by name, because a class may override it.
         bound: Callable[_P, _Result] = getattr(self, name)
         return await run_in(functools.partial(bound, *args, **kwargs))
 
@@ -98,7 +98,8 @@ async def in_own_thread(
 ) -> _Result:
     """Call a function in a new thread.
 
-    :param undo: called with the result if the coroutine was cancelled and does not get the result.
+    :param undo: a function to call with the result if the coroutine is cancelled and does not get
+        the result.
     """
     signal = LoopSignal()
     done = native_lock()
@@ -123,7 +124,7 @@ async def in_own_thread(
     try:
         await signal.future
     except BaseException:
-        start_thread(give_up)  # the function goes on, and may still take a lock
+        start_thread(give_up)  # the function continues, and may still acquire a lock
         raise
     if errors:
         raise errors[0]

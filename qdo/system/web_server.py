@@ -82,7 +82,7 @@ class WebServer:
     The server's thread runs an event loop of gevent. Threads that use the server need no event
     loop.
 
-    :param tls: `certfile` and `keyfile`; without them, the server uses HTTP.
+    :param tls: `certfile` and `keyfile`. Without these files, the server uses HTTP.
     :param connections: maximum number of connections. If all are in use, the server closes the
         connection that has waited longest for its client.
     :ivar address: host and port on which the server listens. For port 0, the system chooses the

@@ -1,8 +1,8 @@
 """Runs jobs of every kind in the thread of the test.
 
-The executors of a worker have the same outcomes; only jobs that block or crash have different
-effects. This executor calls every job inline, including jobs for `thread` and `process`. A separate
-event loop runs ``async def`` jobs.
+With every executor of a worker, a message has the same outcome. Only jobs that block or crash have
+different effects. This executor calls every job inline, including jobs for `thread` and `process`.
+A separate event loop runs ``async def`` jobs.
 """
 
 from __future__ import annotations

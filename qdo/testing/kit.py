@@ -142,7 +142,7 @@ class Results:
         return self.broker.catalog.backlog(queue, self.last(queue))
 
     def _without_job(self) -> dict[str, int]:
-        """Count the messages, including delayed ones, of each queue that has no job."""
+        """Count the messages, including delayed messages, of each queue that has no job."""
         self._sender.deliver()
         counts = {}
         for queue in self.broker.catalog.names():
@@ -199,7 +199,7 @@ class TestKit(Results):
     :param without_job: glob or globs of queues without a job. Messages may remain in these queues.
     :param most_attempts: maximum number of jobs that a run may start. A run that exceeds this
         number ends with a UsageError.
-    :param settings: settings by name; they override the settings in the code.
+    :param settings: settings by name. They override the settings in the code.
     :raises UsageError: another open kit tests the same app or has another clock.
     """
 

@@ -214,7 +214,7 @@ class KitPauses:
         self.replace([*self.pauses, new_pause(queues, reason)])
 
     def resume(self, *queues: str) -> None:
-        """End the pause with exactly these globs; without globs, end all pauses."""
+        """End the pause with exactly these globs. Without globs, end all pauses."""
         left = [each for each in self.pauses if queues and set(each.queues) != set(queues)]
         if queues and len(left) == len(self.pauses):
             paused = ", ".join(repr(" ".join(each.queues)) for each in self.pauses) or "none"

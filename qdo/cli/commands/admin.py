@@ -1,4 +1,4 @@
-"""`qdo admin`: rarely used commands that set up an app."""
+"""The commands of `qdo admin`, which set up an app and are rarely used."""
 
 from __future__ import annotations
 

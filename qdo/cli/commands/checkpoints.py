@@ -138,7 +138,7 @@ def _check_kind(settings: Settings) -> None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines. Cut a line that is too long; the caller then rejects the line."""
+    """Yield lines. Cut a line that is too long. The caller then rejects the line."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 

@@ -190,7 +190,7 @@ def _exported(
 ) -> Iterator[Any]:
     """Yield exported dead letters.
 
-    Read them one at a time, because all bodies may not fit into memory.
+    Read one dead letter at a time, because all bodies together may not fit into memory.
     """
     vault = vault_of(settings, settings.app, broker.stream_of)
 

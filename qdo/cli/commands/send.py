@@ -134,7 +134,7 @@ def _text_at(value: Any, name: str | None) -> str:
 
 
 class Strays:
-    """The queues that no job of the app takes. There are none if the app's code is unknown."""
+    """The queues that no job of the app takes. Empty if the app's code is unknown."""
 
     def __init__(self, app: App | None) -> None:
         self._app = app
@@ -173,7 +173,7 @@ class LineSender:
     _lines: list[int] = field(default_factory=list)
 
     def run(self, chunks: Iterable[list[bytes]], progress: Callable[[int], object]) -> int:
-        """Send all lines except empty ones; return the number of messages.
+        """Send all lines except empty lines; return the number of messages.
 
         A batch contains only the lines that can be read immediately. Therefore slow input is sent
         without delay.
@@ -232,8 +232,8 @@ def chunks_of_lines(
 ) -> Iterator[list[bytes]]:
     """Yield lists of lines, with line ends, as soon as the lines can be read.
 
-    :param longest: maximum length. A longer line comes in parts; the caller can reject it before it
-        fills the memory.
+    :param longest: maximum length. A longer line comes in parts. The caller can then reject the
+        line before it fills the memory.
     """
     begun: list[bytes] = []  # the parts of an unfinished line
     size = 0

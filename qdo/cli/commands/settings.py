@@ -51,7 +51,7 @@ def _show_change(
     *,
     seconds: float | None = None,
 ) -> None:
-    """Show a change. `seconds` is the time until the workers used it, or None for a plan."""
+    """Show a change. `seconds` is the time that the workers took, or None for a plan."""
     if form == "table" and seconds is None:
         rows = [
             {"setting": name, "before": _value(old), "after": _value(new)}

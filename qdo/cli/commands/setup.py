@@ -202,7 +202,7 @@ def init(printing: bool, partition_seconds: int, consent: Consent, settings: Set
 
 
 def _databases(settings: Settings) -> list[tuple[str, BrokerSchema]]:
-    """Return the databases of broker and coordinator; raise UnsupportedError without one."""
+    """Return the databases of broker and coordinator; raise UnsupportedError if there are none."""
     addresses = (settings.broker, split_chroot(settings.coordinator)[0])
     urls = [url for url in dict.fromkeys(addresses) if url.startswith("postgresql://")]
     return [(url, schema_of(url)) for url in urls or [settings.broker]]

@@ -136,7 +136,7 @@ def _runs(client: Client, layout: Layout, owner: str, queue: str) -> dict[str, A
 
 
 def _owners(settings: Settings, queue: str) -> list[dict[str, Any]] | None:
-    """Return the last owners of a queue; None without a history that responds."""
+    """Return the last owners of a queue; None if there is no history or it does not respond."""
     if not settings.history:
         return None
     try:
