@@ -214,9 +214,9 @@ class Sender:
     async def _astore(self, messages: Iterable[Outgoing]) -> list[str]:
         checked: list[Outgoing] = []
         try:
-            checked.extend(messages)
             if not self._broker.is_open():
-                await self.aopen()
+                await self.aopen()  # before the loop reads `broker`, which would open it here
+            checked.extend(messages)
             return await self.broker.asend_many(self.ready(checked))
         except BaseException:
             release_numbers(checked)
