@@ -67,7 +67,8 @@ class Runs:
     """Records the run times of messages, and logs long runs."""
 
     # A turn does not read the clock for each message. A message has run at least since the first
-    # look that saw the message. It began after the previous look and after the start of its turn.
+    # look that saw the message. The message began after the previous look and after the start of
+    # its turn.
     def __init__(self, in_flight: Callable[[], Sequence[Slot]]) -> None:
         self._in_flight = in_flight
         self._since: dict[_Key, float] = {}
@@ -84,7 +85,7 @@ class Runs:
         return [MessageRun(slot, each, now - self._since[_key(each)]) for slot, each in running]
 
     def name_long(self) -> None:
-        """Log each message once that runs for much longer than its queue's usual duration."""
+        """Log once each message that runs for much longer than its queue's messages usually do."""
         runs = self.look()
         self._named &= self._since.keys()
         new = [each for each in runs if each.is_unusual and each.key not in self._named]

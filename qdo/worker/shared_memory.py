@@ -65,8 +65,8 @@ _MOST_ENTRIES = 1 << 18
 
 # Maximum number of handles in a receipt store. An entry has two lengths (0 in an unused entry), the
 # name of a queue and a receipt handle. The store does not keep handles that are too long or beyond
-# this number. Their messages become visible after the timeout. A handle that is kept for too long
-# is harmless, because the broker rejects the release of a deleted message.
+# this number, so their messages become visible only after the timeout. A handle that is kept for
+# too long is harmless, because the broker rejects the release of a deleted message.
 MOST_ENTRIES = 16_384
 _NOTHING = _LENGTHS.pack(0, 0)
 

@@ -102,7 +102,7 @@ class CurrentMember:
 
     # The current registration; None while the worker is not registered.
     member: Member | None = None
-    # A member whose coordination failed. Its session stays open while its jobs run.
+    # A member whose coordination failed, and whose session stays open while its jobs run.
     failed: Member | None = None
     # The error of the first registration; None if it has not failed.
     start_error: QdoError | None = None

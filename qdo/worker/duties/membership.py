@@ -217,7 +217,7 @@ class MembershipLoop(Duty):
 
 
 def leave(members: MemberFactory, current: CurrentMember) -> None:
-    """End the current registration, if any. This is step 5 of the shutdown."""
+    """End the current registration, if any, as step 5 of the shutdown."""
     member = current.member or current.failed
     current.member = current.failed = None
     if member is None:

@@ -13,8 +13,8 @@ finished   completely processed: its node is a tombstone, marked as      in use 
            deleted, and it is never started again                        resets or seeks it)
 =========  ============================================================  =======================
 
-A queue starts after all its parents are over, whatever the order of their discovery. A parent is
-over in three cases:
+A queue starts after all its parents are over, for any order of discovery. A parent is over in three
+cases:
 
 - its node is marked as finished, and the queue was not recreated afterwards;
 - it has no node and the broker does not list it, because it was finished long ago;
@@ -335,7 +335,7 @@ class QueueReconciler:
     def _change(
         self, queues: LeaderQueues, names: list[str], change: Change, template: str
     ) -> bool:
-        """Change some nodes; return whether more nodes must be changed."""
+        """Change some nodes; return whether more nodes must change."""
         some = names[:CHANGED_AT_ONCE]
         done = []
         for name in some:

@@ -198,7 +198,7 @@ class StatusReport(Duty):
 
     def _long_runs(self) -> tuple[tuple[str, str, int, float, float | None], ...]:
         """Return queue, id, attempt, seconds, and for unusually long runs the usual seconds."""
-        # List only messages that were already running at an earlier report. Their run time is too
+        # List only messages that were already running at an earlier report. The run times are too
         # short by at most the time between two reports.
         runs = [each for each in self.runs.look() if each.seconds >= WORTH_SECONDS]
         longest = heapq.nlargest(MOST_RUNS, runs, key=lambda each: (each.is_unusual, each.seconds))

@@ -91,7 +91,7 @@ class Watch:
         """Compare the clock with the loop's last beat; return a new finding, if any.
 
         :param cpu: seconds of processor time of the process so far.
-        :param look: returns the message and job in flight, and the stack. Its argument is the last
+        :param look: returns the message and job in flight, and the stack. The argument is the last
           beat before the block.
         :param waited: seconds for which the loop's thread has waited for a processor so far.
         """

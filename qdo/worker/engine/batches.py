@@ -11,10 +11,9 @@ it raises something else     no message is done, because the failing one is unkn
                              with attempts, policy and dead letter of its own
 ===========================  ==============================================================
 
-Because of a bad message, its batch runs a second time, but only the bad message uses up its
-attempts. No other message fails, and later messages wait only for these runs. A message with
-counted attempts also runs alone. After a message has killed its process, as many messages as a
-batch holds run alone.
+A bad message makes its batch run a second time, but uses up only its own attempts. No other message
+fails, and later messages wait only for these runs. A message with counted attempts also runs alone.
+After a message has killed its process, as many messages as a batch holds run alone.
 """
 
 from __future__ import annotations

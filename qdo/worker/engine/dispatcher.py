@@ -59,8 +59,8 @@ _log = logging.getLogger(__name__)
 class SlotAlarms:
     """Keeps waiting and paused slots.
 
-    The generators yield each slot once. The caller makes the slot ready before it takes the next
-    slot.
+    `take_due` and `take_resumed` yield each slot once. The caller makes the slot ready before it
+    takes the next slot.
 
     :ivar expirations: number of times that a lease expired while queues were ready.
     """
@@ -295,7 +295,7 @@ class Dispatcher:
             self._add_runner()
 
     def _run(self) -> None:
-        """Run turns until no queue is ready. This is the body of a turn greenlet."""
+        """Run turns until no queue is ready, as the body of a turn greenlet."""
         try:
             while (slot := self._take()) is not None:
                 self._run_turn(slot)

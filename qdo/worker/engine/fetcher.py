@@ -32,8 +32,8 @@ AHEAD_WORTH_SECONDS = 0.002
 # Maximum bytes of bodies that a process has fetched for queues without lanes. The broker may return
 # 32 MiB more than expected.
 HELD_BYTES = 256 << 20
-# Maximum rows for which the fetcher adds up all sizes. It estimates larger fetches from their first
-# and last bodies, because the sum takes 4 % of a message's time.
+# Maximum rows for which the fetcher adds up all sizes. The fetcher estimates larger fetches from
+# their first and last bodies, because the sum takes 4 % of a message's time.
 FEW_ROWS = 64
 # Seconds between two checks whether the claim of a fetch that waits for memory has ended.
 LOOK_SECONDS = 0.25

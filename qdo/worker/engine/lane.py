@@ -310,7 +310,7 @@ class WatermarkTracker:
 
     @property
     def last(self) -> int:
-        """The watermark. All messages up to this position are done."""
+        """The watermark, up to which all messages are done."""
         return self._head.newest
 
     def __len__(self) -> int:
@@ -384,7 +384,7 @@ class WatermarkTracker:
 
 
 class LaneProgress:
-    """Progress of one claim.
+    """The progress of a queue that runs in lanes, under one claim.
 
     :param lanes: a live view of the current lanes.
     :param subscription: the subscription to notify of every done message; None if the broker is not
@@ -516,7 +516,7 @@ class LaneProgress:
         """Update the claim; return whether no message is pending."""
         self.publish()
         if self._not_received and not self._window and self._clock() >= self._hidden_until:
-            self._not_received.clear()  # these messages are gone
+            self._not_received.clear()  # no broker hides messages longer
             self._changed = True
             self.publish()
         return not self._window and not self._not_received

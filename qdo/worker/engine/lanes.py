@@ -332,7 +332,7 @@ class Lanes:
         self._permits.held_bytes += change
 
     def _run(self, lane: Lane) -> None:
-        """Run a lane until it is idle or other lanes wait. This is the body of its greenlet."""
+        """Run a lane until it is idle or other lanes wait, as the body of its greenlet."""
         slot = lane.slot
         slot.in_flight_index = self._engine.in_flight.take(self._slot.label)
         slot.greenlet = gevent.getcurrent()

@@ -1,4 +1,4 @@
-"""Let queues start messages by the permits and rates of their jobs.
+"""Limit the starts of messages by the permits and rates of their jobs.
 
 A job with limits gets a `Gate` when the worker binds the job. Jobs without limits cost nothing.
 Before a queue starts a message, it takes permits of all limits or of none. A queue without permits

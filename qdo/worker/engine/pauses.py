@@ -1,7 +1,7 @@
-"""Keep queues still while they are paused, see `qdo.fleet.pause_machine`.
+"""Keep paused queues still; see `qdo.fleet.pause_machine`.
 
-A paused queue keeps its owner and its position. Its claim is closed during the pause. Pauses cost
-nothing per message, because turns check the claim after every message anyway.
+A paused queue keeps its owner and its position, but its claim is closed. Pauses cost nothing per
+message, because turns check the claim after every message anyway.
 """
 
 from __future__ import annotations

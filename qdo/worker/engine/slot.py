@@ -303,7 +303,7 @@ class Counters:
     skipped: int = 0
     # Messages that blocked their queue.
     blocked: int = 0
-    # Requests of jobs to stop the worker. Their attempts do not count.
+    # Requests of jobs to stop the worker. The attempts of these jobs do not count.
     stopped: int = 0
     # Messages that the broker took back while they were in flight or about to start.
     expired: int = 0
@@ -368,7 +368,7 @@ class Prefetch:
         except Exception as error:  # noqa: BLE001 - raised in `get`
             self._error = error
         self.took_seconds = clock() - start
-        # Also call this after an error, because the reserved bytes are free without rows.
+        # Call `on_end` even after an error, because the reserved bytes are free without rows.
         self._on_end(self, self._rows)
 
     def get(self) -> Sequence[Row]:

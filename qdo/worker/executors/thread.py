@@ -156,7 +156,7 @@ class _JobThread:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the executor interrupted the last job. Such a thread is not reused."""
+        """Whether the executor interrupted the last job; if so, it does not reuse the thread."""
         return self._wanted
 
     @property
@@ -277,7 +277,7 @@ class _JobThread:
         error = None
 
     def _rouse(self, serial: int) -> None:
-        """Raise JobInterrupt in the waiting job. This thread's event loop calls this method."""
+        """Raise JobInterrupt in the waiting job; called by this thread's event loop."""
         if not self._sealed and not self._delivered and serial == self._serial:
             self._delivered = True
             self.greenlet.throw(JobInterrupt)

@@ -99,7 +99,7 @@ class ChildMetrics:
             return self._last
 
     def close(self) -> None:
-        """Read the values a last time, after the death of the child."""
+        """Read the values one last time, after the death of the child."""
         self.read()
         with self._using:
             os.close(self.fd)

@@ -1,10 +1,10 @@
-"""The leader's duty "requests" puts back the requests of gone workers.
+"""The leader's duty "requests" returns the requests of dead workers to their pools.
 
 The duty first reads the owners of requests. After a `sync`, the duty reads the existing workers. A
-worker registers before it takes a request, so an unlisted owner is gone, and its name is never
+worker registers before it takes a request, so an unlisted owner is dead, and its name is never
 reused. Without the `sync`, a lagging server might not know a new worker yet.
 
-The duty looks for gone workers after each change of the leader's list of workers. The list does not
+The duty looks for dead workers after each change of the leader's list of workers. The list does not
 show a worker that came and went between two reads. So every second, the leader also reads the
 folder's count of all arrivals and departures.
 """
@@ -30,7 +30,7 @@ from qdo.worker.duties.leading import LOOK_SECONDS, LeaderDuty
 
 _log = logging.getLogger(__name__)
 
-# Maximum seconds between two looks for gone owners, even if no worker has come or gone.
+# Maximum seconds between two looks for dead owners, even if no worker has come or gone.
 EVERY_SECONDS = 30.0
 # Seconds between two reads of the count of arrivals and departures.
 COUNT_SECONDS = 1.0
@@ -39,11 +39,11 @@ EXPIRY_ROUNDS = 10
 
 
 class Returner(LeaderDuty):
-    """Puts back requests of gone workers, and deletes expired requests.
+    """Puts back requests of dead workers, and deletes expired requests.
 
     Failed requests stay within the limits of dead letters.
 
-    Two leaders do no harm, because each leader puts back only requests of gone workers.
+    Two leaders do no harm, because each leader puts back only requests of dead workers.
     """
 
     name = "requests"
@@ -62,7 +62,7 @@ class Returner(LeaderDuty):
         self._ask_at = self._look_at = 0.0
 
     def lead(self, member: Member) -> float:
-        """Look for requests of gone workers; return the seconds until the next step."""
+        """Look for requests of dead workers; return the seconds until the next step."""
         names = member.leader.worker_names()
         now = clock()
         if names == self._names and now < self._ask_at:

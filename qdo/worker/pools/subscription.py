@@ -266,7 +266,7 @@ class PoolSubscription(_Unrecorded, Subscription):
         # One take at a time. A second take would not name the requests of the first, and the broker
         # would return these requests to both.
         with self._taking:
-            # Take the oldest request for every tenth value of this number.
+            # Every tenth taken request is the oldest request.
             turn = self._turn + self.taken
             oldest = (turn + seats) // PASSES - turn // PASSES
             # Set this before the take, which waits for the broker. If a look during the take finds

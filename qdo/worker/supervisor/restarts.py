@@ -42,8 +42,8 @@ NEVER = float("inf")
 RESTART_BACKOFF = Backoff(0.1, 30.0, jitter=0.0)
 # Seconds of running after which the backoff of a worker starts again at its first delay.
 RAN_WELL_SECONDS = 30.0
-# Seconds that a draining worker may take beyond its own limit. It must abort jobs, tear down its
-# context, and close its session with a slow coordinator.
+# Seconds that a draining worker may take beyond its own limit. The worker must abort jobs, tear
+# down its context, and close its session with a slow coordinator.
 DRAIN_MARGIN_SECONDS = 10.0
 # Seconds that a worker may take to exit after the second stop signal.
 ABORT_SECONDS = 10.0
