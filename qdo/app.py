@@ -70,7 +70,8 @@ class App(OperatorCalls, RequestCalls):
 
     :param name: name of the app's znode.
     :param job_context: a function that returns a context manager, or a generator function with one
-        ``yield``. Each worker enters the context once. Its value is the second argument of jobs.
+        ``yield``. Each worker enters the context once. The value of the context is the second
+        argument of jobs.
     :param job_failure: a function that the worker calls as ``job_failure(message, context, error)``
         after every failed attempt.
     :param settings: settings by name, such as ``broker="sqlite:/var/lib/qdo/messages.db"``. The
@@ -194,8 +195,8 @@ class App(OperatorCalls, RequestCalls):
     def register(self) -> None:
         """List this process in `qdo workers --all` until `close`, as workers are listed.
 
-        This method is for web servers and other senders. It opens a connection to the coordinator,
-        which locks also use. A forked child must register itself.
+        Web servers and other senders may call this method. The method opens a connection to the
+        coordinator, which locks also use. A forked child must register itself.
         """
         warn_if_blocking()
         self._registration.get()

@@ -123,7 +123,7 @@ def is_deeper(value: Any, most: int) -> bool:
 
 
 class JsonText(bytes):
-    """A body that is already JSON. It is stored unchanged."""
+    """A body that is already JSON and stays unchanged."""
 
 
 def encoded(queue: str, body: Any, headers: Mapping[str, str] | None) -> tuple[bytes, str | None]:

@@ -2,8 +2,7 @@
 
 A message may run again after a crash. A frozen worker may write after its queue has a new owner
 (see the page "Idempotency" of the documentation). Only the database that stores the write can
-recognize both cases. It needs a proof in the transaction of the write. There are two kinds of
-proof:
+recognize both cases, with a proof in the transaction of the write. There are two kinds of proof:
 
 - `FencedWrites`: one row per queue with the fence and the position of its last write. The table
   does not grow, and it also rejects writes of former owners. This proof requires an ordered queue

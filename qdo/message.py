@@ -1,6 +1,6 @@
 """The messages and batches that jobs get.
 
-A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4). It is the number of 100 ns
+A position is a UUID version 1 timestamp (RFC 4122, section 4.1.4), which is the number of 100 ns
 intervals since 1582-10-15, as a Python int. qdo prints a position as a decimal string.
 """
 
@@ -70,8 +70,8 @@ class Message(Generic[Body]):
     :ivar body: the decoded JSON value, or bytes if the sender sent bytes.
     :ivar key: the sender's key, or None.
     :ivar headers: the sender's headers, a mapping of str to str.
-    :ivar position: a number that increases within a queue. It is the UUIDv1 time of the message, or
-        a broker-specific position (`qdo.positions`).
+    :ivar position: a number that increases within a queue: the UUIDv1 time of the message, or a
+        broker-specific position (`qdo.positions`).
     :ivar attempt: 1 for the first run of the job for this message.
     :ivar fence: number of the claim of this attempt, which increases with every claim of the queue.
         A sink that rejects smaller fences rejects late writes.

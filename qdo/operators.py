@@ -224,9 +224,9 @@ class OperatorCalls(Sender):
     aowner = twin(owner)
 
     def stream(self, name: str, *, shards: int = 4) -> Stream:
-        """Return a stream.
+        """Return a stream, whose queues divide the range of keys.
 
-        Its queues divide the range of keys, and operators can split them at any time.
+        Operators can split queues at any time.
 
         >>> users = app.stream("user", shards=4)
         >>> id = users.send("ada@example.org", {"op": "visit"})
@@ -301,7 +301,9 @@ class OperatorCalls(Sender):
     aretry_now = twin(retry_now)
 
     def skip(self, queue: str, *ids: str, reason: str = "") -> list[str | None]:
-        """Skip messages that fail, run or block a queue, like `qdo skip`. They never run again.
+        """Skip messages that fail, run or block a queue, like `qdo skip`.
+
+        Skipped messages never run again.
 
         The worker ends a running attempt. Parameters, result and errors are the same as for
         `retry_now`.

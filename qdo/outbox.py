@@ -371,7 +371,7 @@ def _table(name: str, metadata: MetaData) -> Table:
 
 
 def _is_unreadable(error: OperationalError) -> bool:
-    """Return whether SQLite has stored text that is not UTF-8. This error has no separate code."""
+    """Return whether SQLite has stored text that is not UTF-8, an error without its own code."""
     return isinstance(error.orig, sqlite3.OperationalError) and "decode" in str(error.orig)
 
 

@@ -35,9 +35,9 @@ class SignatureScheme:
     :ivar signature: a function that returns the signature of bytes, in the form that requests
         contain.
     :ivar identity: a function that returns the signed bytes that are the same in every attempt to
-        send a verified webhook. It returns None if a repeated webhook looks like a new webhook.
+        send a verified webhook, or None if a repeated webhook looks like a new webhook.
     :ivar passed_on: headers that describe a webhook. Most schemes do not sign them.
-    :ivar key: a function that returns the key of a secret. It raises ValueError for an invalid
+    :ivar key: a function that returns the key of a secret, or raises ValueError for an invalid
         secret.
     """
 

@@ -15,7 +15,7 @@ _dumps = functools.partial(ujson.dumps, escape_forward_slashes=False, allow_nan=
 def json_bytes(value: Any) -> bytes:
     """Return a value as JSON in UTF-8.
 
-    UTF-8 cannot encode half of a surrogate pair. It stays escaped, as its sender wrote it.
+    Half of a surrogate pair, which UTF-8 cannot encode, stays escaped as its sender wrote it.
 
     :raises DeadLetter: JSON cannot hold the value, and no retry can help. For example, other
         programs can send 1e400, which becomes infinite.

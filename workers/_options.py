@@ -1,8 +1,8 @@
 """Reads the options of the programs in this folder from QDO_* environment variables.
 
-The environment reaches every process of a worker, however an operator starts the worker. It keeps
-secrets out of files that many users can read. Each program declares its options as fields of a
-frozen dataclass.
+The environment reaches every process of a worker, however an operator starts the worker. The
+environment also keeps secrets out of files that many users can read. Each program declares its
+options as fields of a frozen dataclass.
 """
 
 from __future__ import annotations

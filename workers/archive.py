@@ -13,8 +13,8 @@ name, and files sort in the order of the queue::
 A message is done once its file is durable, which means synced and renamed into place, or stored by
 S3. After a crash messages run again. The archive skips messages that a file of the queue already
 contains, so each message is stored once. There is one exception. A worker may be frozen while it
-writes a file, lose its queue, and then continue. Its messages may then be in two files. Readers
-recognize these messages by position or id.
+writes a file, lose its queue, and then continue. The worker's messages may then be in two files.
+Readers recognize these messages by position or id.
 
 Positions of Kinesis are longer than timestamps, and so are the file names. With SQS, a message gets
 a new position in every delivery. A message that runs again after a crash is then stored twice, and

@@ -46,7 +46,7 @@ _METAVARS = {
 
 
 class Duration(click.ParamType[float]):
-    """The type of an option for a duration such as 90, 15m, 2h or 7d. Its value is in seconds.
+    """The type of an option for a duration such as 90, 15m, 2h or 7d, with a value in seconds.
 
     :param rule: the requirement that `allows` checks, for error messages.
     """
@@ -72,7 +72,7 @@ class Duration(click.ParamType[float]):
 
 
 class Time(click.ParamType[float]):
-    """The type of an option for a time. Its value is a Unix time."""
+    """The type of an option for a time, with a Unix time as the value."""
 
     name = "TIME"
 

@@ -142,7 +142,7 @@ def watch_option(function: _Function) -> _Function:
 
 
 def watch_parameter(function: _Function) -> _Function:
-    """Add -w DURATION. Its value in seconds is the argument `watch`."""
+    """Add -w DURATION, whose value in seconds is the argument `watch`."""
     return click.option(
         "-w",
         "--watch",

@@ -1,4 +1,4 @@
-"""Pages for actions of operators. They call the same functions as the commands of the same names.
+"""Pages for actions of operators, which call the functions of the commands of the same names.
 
 Operators confirm each action after a page that shows the targets and their number.
 

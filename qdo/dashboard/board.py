@@ -132,7 +132,7 @@ class Board:
 
     @property
     def reading_id(self) -> str:
-        """The id of the current content of pages. It contains a time and changes at a restart."""
+        """The id of the current content of pages, with a time that restarts change."""
         reading = self.reader.look()
         at = 0.0 if reading is None else reading.at
         return f"{at:.3f}{'-fault' if self.reader.fault else ''}"

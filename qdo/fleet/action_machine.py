@@ -1,10 +1,10 @@
 """Performs the actions that operators request from one worker, and logs the results. Does no I/O.
 
 1.  An operator creates a node below ``actions/<worker>``. The node's name has the same form as the
-names in the action log.
+    names in the action log.
 2.  The worker claims the action: it writes `RUNNING` into the node, at the version that it read.
-Only then does it act. If the answer to this write is lost, a later read shows whether the write
-took effect, because the node names the claimer.
+    Only then does it act. If the answer to this write is lost, a later read shows whether the write
+    took effect, because the node names the claimer.
 3.  One transaction deletes the node and writes an entry with the result into the action log. For an
     action that only reads, or that a program requests without a reason, the transaction writes an
     output instead. If the answer is lost and the node still exists, the worker writes the *same*
@@ -177,8 +177,8 @@ class Result:
 
 
 Finish = Callable[[Result], None]
-# A function that performs an action with its arguments. It returns the result, or it returns None
-# and calls `Finish` later. It raises UnfitError if the action cannot begin.
+# A function that performs an action with its arguments, and returns the result. If the function
+# returns None, it calls `Finish` later. The function raises UnfitError if the action cannot begin.
 Perform = Callable[[Values, Finish], "Result | None"]
 
 

@@ -3,8 +3,9 @@
 Commands resolve globs. Therefore each worker gets its own node and returns its own result.
 `action_machine` performs the actions in the workers.
 
-Functions raise NodeRefusedError if the account may not list workers or request actions. They raise
-CoordinatorUnreachableError after a timeout. Some workers may then have received their requests.
+Functions raise NodeRefusedError if the account may not list workers or request actions, and
+CoordinatorUnreachableError after a timeout. After a timeout, some workers may have received their
+requests.
 """
 
 from __future__ import annotations

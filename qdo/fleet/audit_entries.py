@@ -23,7 +23,7 @@ KEEP_SECONDS = 30 * 86400.0
 # Maximum number of outputs of actions. The leader deletes outputs in the same way.
 MAX_OUTPUTS = 100
 KEEP_OUTPUT_SECONDS = 3600.0
-# An entry whose time is further in the future has a wrong time. It counts as the oldest entry.
+# An entry whose time is further in the future has a wrong time, and counts as the oldest entry.
 AHEAD_SECONDS = 86400.0
 _NAME = re.compile(r"([0-9]{13})-[0-9a-f]{8}", re.ASCII)
 _TEXTS = ("by", "account", "command", "target", "reason")

@@ -96,8 +96,9 @@ class LostActionsChore:
     """Ends the actions of departed workers as "lost", and deletes the folders of these workers.
 
     No two workers ever have the same name. The chore lists the folders first and the workers
-    second. A worker with a folder that is missing from the second list has departed. Its folder
-    receives no further actions, because commands check the worker's node in their transactions.
+    second. A worker with a folder that is missing from the second list has departed. The folder of
+    a departed worker receives no further actions, because commands check the worker's node in their
+    transactions.
     """
 
     def __init__(self) -> None:

@@ -6,9 +6,9 @@ workers support. A feature that older versions would misread requires a level th
 `require_format_level`.
 
 The leader raises the level of the app in two steps, one period apart. The leader announces the next
-level, and then lists the workers again. After its registration, a worker reads the node of the app.
-It stops if its own level is below the announced level. Therefore the leader need not know every new
-worker.
+level, and then lists the workers again. After its registration, a worker reads the node of the app,
+and stops if its own level is below the announced level. Therefore the leader need not know every
+new worker.
 
 Functions raise NodeRefusedError if the account may not read a node, and CoordinatorUnreachableError
 after a timeout.

@@ -1,11 +1,11 @@
 """Documents: named JSON values that every process of an app reads from its own memory.
 
 A document is the node ``documents/<set>/<name>``. Each process keeps copies of the sets that it
-uses (`folder_view`). It reads them over a separate connection (`coordination.side`). A write is a
+uses (`folder_view`), and reads them over a separate connection (`coordination.side`). A write is a
 transaction that takes effect only if the version is still the version read.
 
 The first use of a set raises NodeRefusedError if the account at the coordinator may not read the
-set. It raises CoordinatorUnreachableError if the copy is not complete before the timeout.
+set, and CoordinatorUnreachableError if the copy is not complete before the timeout.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 # Maximum size of a document's JSON. Every process of the app keeps a copy of the document.
 MAX_DOCUMENT_BYTES = 128 * 1024
-# Stands for any version in `if_version`.
+# The value of `if_version` that stands for any version.
 ANY: Final = -1
 
 Decide = Callable[[Node], "list[m.Op] | None"]

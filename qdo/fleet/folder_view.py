@@ -1,16 +1,17 @@
 """Keeps a local copy of the nodes below one folder. The class is a machine without I/O.
 
-The view watches first and then reads, so it misses no change in between. It repeats both after
-every reconnection, because servers do not restore such watches and do not send missed events. The
-view applies a node only if the node's mzxid is larger than the mzxid of the copy. It cannot compare
-versions, because the versions of a recreated node begin at 0 again. There is one exception: after a
-failover to a standby, the coordinator may have lost a change. Therefore the view also applies an
-older node if it read the node after a `Sync` with a place that is not before the copy.
+The view watches first and then reads, so it misses no change in between. The view repeats both
+after every reconnection, because servers do not restore such watches and do not send missed events.
+The view applies a node only if the node's mzxid is larger than the mzxid of the copy. The view
+cannot compare versions, because the versions of a recreated node begin at 0 again. There is one
+exception: after a failover to a standby, the coordinator may have lost a change. Therefore the view
+also applies an older node if it read the node after a `Sync` with a place that is not before the
+copy.
 
 The time `ltime` of the copy is a place in the coordinator's total order. The copy has every change
-up to this place. The answer to a `Sync` is a place Z. It arrives after all events of changes up to
-Z. The view sends reads for these events immediately, and answers arrive in the order of the
-requests. So after the answer to the last of these reads, the copy has every change up to Z.
+up to this place. The answer to a `Sync` is a place Z. This answer arrives after all events of
+changes up to Z. The view sends reads for these events immediately, and answers arrive in the order
+of the requests. So after the answer to the last of these reads, the copy has every change up to Z.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class FolderView(m.Machine):
     :ivar entries: the nodes by name. The view replaces nodes but never changes them.
     :ivar ltime: every change up to this zxid is in `entries`; 0 before the first complete copy.
     :ivar fault: reason why the copy is missing or incomplete; None for a complete copy.
-    :param parse: a function that returns the value of a node's data. It raises ValueError for
+    :param parse: a function that returns the value of a node's data, or raises ValueError for
         invalid data.
     """
 
@@ -121,7 +122,7 @@ class FolderView(m.Machine):
         if isinstance(answer, m.NoResponse):
             return
         names = answer.names if isinstance(answer, m.ChildrenRead) else ()
-        # Also read deleted nodes. Their answer is `NodeMissing`.
+        # Also read deleted nodes, for which the answer is `NodeMissing`.
         self._unread = {*names, *self.entries}
         self.fault = None
         self._listed = True

@@ -181,7 +181,7 @@ def rate_of(text: Any) -> float:
 
 
 def rate_text(rate: float) -> str:
-    """Return the text of a rate, in a unit in which the number is at least one."""
+    """Return the text of a rate, with a unit for which the number is at least 1."""
     for unit, seconds in SECONDS.items():
         if rate * seconds >= 0.9995 or unit == "h":
             return f"{round(rate * seconds, 3):g}/{unit}"

@@ -1,9 +1,9 @@
 """Set, delete and list the limits of an app.
 
-Functions raise NodeRefusedError if the account may not change a limit. They raise
-CoordinatorUnreachableError after a timeout. A change may then have taken effect. `find_limit` and
-`delete_limit` raise LimitNotFoundError. `client` is None if the coordinator is a file that does not
-exist yet.
+Functions raise NodeRefusedError if the account may not change a limit, and
+CoordinatorUnreachableError after a timeout. After a timeout, a change may have taken effect.
+`find_limit` and `delete_limit` raise LimitNotFoundError. `client` is None if the coordinator is a
+file that does not exist yet.
 """
 
 from __future__ import annotations

@@ -160,8 +160,8 @@ def propose(
 
     The proposal replaces any earlier proposal. Raise LiveSettingsSizeError if the text is too long.
 
-    :param edit: a function that returns the text. It may raise. It is called again if another
-        operator changes the node at the same time.
+    :param edit: a function that returns the text, or raises an error. `propose` calls the function
+        again if another operator changes the node at the same time.
     :param damaged: whether to replace an unreadable node.
     """
     path = layout.fleet.settings

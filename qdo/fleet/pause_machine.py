@@ -4,13 +4,13 @@
 2.  A worker reads the node `holds` after every registration, before it starts a message. So a
     worker that registers after the listing knows the pause. The worker watches the node, and reads
     the node again after every reconnection. After a read, it starts no message of matching queues.
-3.  When no message of a paused queue is in flight any more, the worker acknowledges the pause. It
-writes the mzxid of the node `holds` into its own node. It cannot use the version, because the
-versions of a recreated node begin at 0 again.
+3.  When no message of a paused queue is in flight any more, the worker acknowledges the pause. The
+    worker writes the mzxid of the node `holds` into its own node. The version is not suitable,
+    because the versions of a recreated node begin at 0 again.
 4.  The pause is in force once every listed worker has acknowledged the pause or is gone.
 5.  A pause ends when an operator, its maker or the leader removes the pause from the node. A pause
-that names the node of its maker also ends when the maker's node is gone. No later node ever has the
-same name.
+    that names the node of its maker also ends when the maker's node is gone. No later node ever has
+    the same name.
 
 Only the leader removes expired pauses, so only one clock matters. Without a leader, pauses last
 longer, which is safe. If the node is unreadable, the last readable pauses stay in force.

@@ -3,9 +3,10 @@
 An operator's pause lasts until a set time, or until an operator resumes the queues. A *section* is
 a pause that lasts as long as its process. `pause_machine` obeys the pauses in the workers.
 
-Functions raise NodeRefusedError if the account may not read or change pauses. They raise
-CoordinatorUnreachableError after a timeout. A change may then have taken effect. `record` makes the
-entry in the action log. `by` is the operator, unless the operator is the user of this process.
+Functions raise NodeRefusedError if the account may not read or change pauses, and
+CoordinatorUnreachableError after a timeout. After a timeout, a change may have taken effect.
+`record` makes the entry in the action log. `by` is the operator, unless the operator is the user of
+this process.
 """
 
 from __future__ import annotations

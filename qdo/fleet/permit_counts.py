@@ -39,7 +39,7 @@ class PermitCount:
     """The permits of one process.
 
     :ivar held: the share in the last acknowledged write.
-    :ivar cap: maximum number of permits in use. It falls immediately, but rises only with
+    :ivar cap: maximum number of permits in use, which falls immediately but rises only with
         acknowledged writes.
     :ivar got_at: the time at which `held` became more than 0.
     :ivar used: whether a caller has taken a permit since `got_at`.

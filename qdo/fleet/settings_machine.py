@@ -3,12 +3,12 @@
 A machine without I/O.
 
 1.  An operator writes a proposal into the node `settings`, and *then* lists the workers. A later
-proposal replaces an earlier proposal.
+    proposal replaces an earlier proposal.
 2.  Every worker watches the node. A worker reads the node after every registration, before it
-starts a message, and again after every reconnection. The worker checks a proposal with its own
-code, and writes its answer into its component node: it accepts or refuses the proposal.
+    starts a message, and again after every reconnection. The worker checks a proposal with its own
+    code, and writes its answer into its component node: it accepts or refuses the proposal.
 3.  When every listed worker has accepted the proposal or is gone, the author puts the proposal into
-force with one write at the version read. Therefore a replaced proposal cannot come into force.
+    force with one write at the version read. Therefore a replaced proposal cannot come into force.
 4.  A worker uses a version in force only if its own code accepts the version. Otherwise the worker
     keeps its settings and logs an error. A process that did not answer before the timeout, or that
     started later, may refuse a version in force.

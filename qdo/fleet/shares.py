@@ -3,22 +3,22 @@
 A process hands out the permits of its share from memory. Only shares go through the coordinator,
 in the single node ``limits/<name>``. Seven rules keep the shares within the limit:
 
-1. A process that wants permits adds itself to the node, at the version read. It writes at most once
-in `WRITE_SECONDS`, and reduces its demand only after a while. After a conflict it repeats its write
-at once.
+1. A process that wants permits adds itself to the node, at the version read. A process writes at
+   most once in `WRITE_SECONDS`, and reduces its demand only after a while. After a conflict, the
+   process repeats its write at once.
 2. Every process in the node watches the node. If its share shrinks, a process lowers its own cap at
    once, and writes the smaller share when callers have returned enough permits. If its share grows,
    it writes the free part, and uses this part only after the acknowledgment of the write.
 3. While another process would get nothing, a process with a share stops using the share after a
-while. Once callers have returned all permits, the process gives them up and moves itself to the end
-of the order. Only holders move to the end. Otherwise other processes would never get a turn.
+   while. Once callers have returned all permits, the process gives them up and moves itself to the
+   end of the order. Only holders move to the end. Otherwise other processes would never get a turn.
 4. A process that lacks permits removes holders whose worker or component node is gone. It lists
    workers and components *after* it has read the limit, because a holder's node exists before its
    entry. The starts of a removed holder become free one window later.
 5. After a lost answer, a process writes the node again at the version read, and trusts only the
    answer to this write. A read proves nothing, because the old write could still take effect later.
 6. Every write checks the worker node of its process. After the end of the lease, the cap counts as
-0.
+   0.
 7. A process that gives up permits deals them, in the same write, to processes that lack permits. A
    process that reads a larger share uses it, unless its own last write is in doubt. No other
    process lowers the share of a live process.

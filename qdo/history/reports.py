@@ -238,7 +238,7 @@ def owners(url: str, app: str, queue: str, since: float, *, limit: int) -> list[
         for row in rows:
             owner = RecordedOwner(*row)
             # A newest claim without an end is open. An older claim without an end ended before the
-            # next claim. Its process was killed or could not write the end.
+            # next claim, because its process was killed or could not write the end.
             if owner.ended is None and later is not None:
                 owner = replace(owner, why=UNKNOWN)
             ended = owner.ended or later

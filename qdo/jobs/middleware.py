@@ -30,7 +30,8 @@ from qdo.outcomes import Event
 
 # The jobs of a middleware: all jobs, only ``def`` jobs, or only ``async def`` jobs.
 Around = Literal["all", "sync", "async"]
-# A function that is called as ``function(call_next, message, context)``. Its result is ignored.
+# A function that is called as ``function(call_next, message, context)``, and whose result is
+# ignored.
 MiddlewareFunction = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
 CheckStart = Callable[[Any], object]
 ContextFactory = Callable[[], AbstractContextManager[Any]]

@@ -1,4 +1,4 @@
-"""Functions for operators. They return frozen values and print nothing.
+"""Functions for operators, which return frozen values and print nothing.
 
 Functions that use the coordinator raise CoordinatorUnreachableError if the connection is lost. They
 raise NodeRefusedError or AuditRefusedError if the account lacks a right on a node or on the action

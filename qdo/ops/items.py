@@ -174,7 +174,7 @@ def overview(
     unread: Collection[str] = (),
     pools: Mapping[str, PoolCounts] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the item of qdo.status/1. Its dead letters include failed requests.
+    """Return the item of qdo.status/1, in which failed requests count as dead letters.
 
     :param notices: faults outside of queues (see `qdo.ops.doctor.notices`).
     :param unread: the unreadable parts, from `Statuses`.

@@ -90,7 +90,7 @@ class QueueStatus:
     also_blocking: tuple[FailureRecord, ...] = ()
     # Failure records of further messages that do not wait for an operator.
     also_failing: tuple[FailureRecord, ...] = ()
-    # Number of messages in the backlog that a consumer has received, if the broker hides them.
+    # Number of received messages in the backlog, if the broker hides received messages.
     in_flight: int = 0
     # Whether the broker lacks the queue, so that no message waits.
     missing: bool = False

@@ -422,7 +422,7 @@ def _stopped(case: QueueCase) -> Verdict | None:
 def _starved(reason: str, in_flight: int) -> Verdict:
     """Judge an owner that polls the broker but receives no messages.
 
-    Its stacks would not show the cause.
+    Stacks would not show the cause.
     """
     count = pluralize(in_flight, "message")
     return Verdict(

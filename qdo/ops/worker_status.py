@@ -28,7 +28,7 @@ class WorkerStatus:
     report: WorkerReport
     # Filter of the queues that the worker may get.
     takes: QueueFilter = EVERYTHING
-    # The reason why the worker gets no queues, or None. Its node is damaged, or has no session.
+    # The reason why the worker gets no queues, such as a damaged node or no session, or None.
     fault: str | None = None
     # Host, process and parent process, as text for people; "" if unknown.
     process: str = ""
@@ -80,7 +80,7 @@ def lost_workers(workers: Sequence[WorkerStatus], since: float) -> list[LostWork
 
 
 class ProcessDeath(NamedTuple):
-    """A worker process that has died. Its parent has started another process in its place."""
+    """A worker process that has died, and that its parent has replaced."""
 
     pid: int
     # Unix time by the host's clock.

@@ -43,7 +43,7 @@ ENDED = object()
 
 
 class Request(Message[Body]):
-    """A request for the job of its pool. Its `body` has the parameters.
+    """A request for the job of its pool, with the parameters as `body`.
 
     Methods of a request wait for the broker: ``async def`` jobs await `aprogress` and `apause`.
     """

@@ -1,6 +1,6 @@
 """Makes the `Access` of coordinator clients from the settings, and checks these settings.
 
-The password is not a setting. It comes from a file or an environment variable. Therefore lists of
+The password is not a setting, but comes from a file or an environment variable. Therefore lists of
 settings, command lines and errors cannot show the password.
 """
 

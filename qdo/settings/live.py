@@ -1,7 +1,8 @@
 """The live settings of an app, and their use by one process.
 
 The TOML text in the coordinator applies to all processes of an app. Its settings override the app's
-code. The TOML file, the environment and flags of a process override the text. They *pin* a setting.
+code. The TOML file, the environment and flags of a process override the text. This is called
+*pinning* a setting.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def key_ring_of(settings: Settings) -> KeyRing | None:
 def vault_of(settings: Settings, app: str, stream_of: StreamOf) -> BodyVault | None:
     """Return the vault that encrypts and decrypts the bodies of an app, or None without keys.
 
-    :param stream_of: `Broker.stream_of`. It is called only for queues whose names look like names
-        of shards.
+    :param stream_of: `Broker.stream_of`, to call only for queues whose names look like names of
+        shards.
     """
     ring = key_ring_of(settings)
     if ring is None:

@@ -23,7 +23,7 @@ _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s[%(process)d] %(mess
 _DATE_FORMAT = "%Y-%m-%dT%H:%M:%S"
 # The handler of `configure`. A second call replaces it.
 _HANDLER_NAME = "qdo.system.logs"
-# Indent of all lines of a record except the first line.
+# Indentation of all lines of a record except the first line.
 _INDENT = "    "
 # Maximum number of lines that wait for a reader of the stream. The handler drops further lines.
 WAITING_LINES = 1000

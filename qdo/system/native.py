@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 def check_no_eventlet() -> None:
-    """Raise UsageError if eventlet has patched the process. Its locks block native threads."""
+    """Raise UsageError in a process with eventlet, whose locks block native threads."""
     patcher: Any = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise UsageError(

@@ -159,7 +159,7 @@ def ensure_open_files(connections: int) -> int:
 
 
 class StopFlag:
-    """The reasons why jobs of a worker process must stop. Its job processes share this memory.
+    """The reasons why jobs of a worker process must stop, in memory that its job processes share.
 
     One byte tells whether the worker drains. The next values are the end of its lease and the
     number of its registrations, because a job must not continue under a later lease. Then follow

@@ -44,8 +44,8 @@ class StagedMessages:
         """Return the messages of new commits, in the order of the commits."""
         if self._listener is None:
             return []
-        # Notifications arrive in commit order. Those of earlier commits arrive before this
-        # notification.
+        # Notifications arrive in commit order, so notifications of earlier commits arrive before
+        # this notification.
         self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
         while "" not in self._heard:
             self._listener.execute("SELECT 1")

@@ -455,7 +455,7 @@ class TestKit(Results):
         self._world.faults.arm(lambda: self.crash(host=host), point, queue, nth)
 
     def lose_lease(self) -> None:
-        """End the session of the worker. Its queues become free before the worker notices.
+        """End the session of the worker, whose queues become free before the worker notices.
 
         Within a job, the worker is frozen. Other workers take over its queues and run until they
         are idle. Then the frozen worker continues until the end of its message in flight.

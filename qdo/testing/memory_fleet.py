@@ -309,8 +309,7 @@ class MemoryDocuments:
 class KitRelay:
     """Sends the messages of an app's outboxes to the broker of a kit.
 
-    A test may run without the database of the outbox, because the kit only logs errors, like a
-    worker.
+    A test may run without the database of the outbox. Like a worker, the kit only logs errors.
     """
 
     def __init__(self, app: App, broker: Broker) -> None:

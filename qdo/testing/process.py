@@ -120,7 +120,8 @@ class KitPools:
 class Process:
     """A worker process. In place of a coordinator member, it receives the engine's reports.
 
-    :ivar alive: False after the test has killed the process. Its actions then have no effect.
+    :ivar alive: False after the test has killed the process. Actions of a dead process have no
+        effect.
     :ivar stopping: reason why the process releases its queues, or None.
     :ivar running: whether the process is on the stack, so that a job may be running.
     """
