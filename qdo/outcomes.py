@@ -96,9 +96,9 @@ class Stop(Outcome):
 class JobInterrupt(BaseException):
     """Raised inside a job that must end now, because of its timeout or an abort of its worker.
 
-    The executors "greenlet" and "thread" raise it. ``except Exception`` in a job does not catch it,
-    because it is not an `Exception`. A job may catch it to clean up. The job must then raise it
-    again, or raise an outcome.
+    The executors "greenlet" and "thread" raise this exception. ``except Exception`` in a job does
+    not catch this exception, which is not an `Exception`. A job may catch the exception to clean
+    up, but must then raise it again or raise an outcome.
     """
 
 

@@ -111,7 +111,7 @@ def read_queues(connections: Connections, glob: str, reading: ReadOptions) -> li
 
 
 def report_unasked(statuses: Statuses) -> None:
-    """Report the number of backlogs that were not requested, on stderr."""
+    """Report on stderr the number of backlogs that the command did not request."""
     if statuses.unasked:
         print_message(
             f"{statuses.unasked} of {pluralize(len(statuses.queues), 'backlog')} were not"

@@ -35,7 +35,7 @@ class Display:
             self.console.print(Text(f"   {line}", style="dim"), soft_wrap=True)
 
     def result(self, text: str, good: bool | None = None) -> None:
-        """Print a result. `good` is whether a check passed; None for other results."""
+        """Print a result. `good` tells whether a check has passed; None for other results."""
         mark, style = {None: ("·", ""), True: ("✓", "green"), False: ("✗", "bold red")}[good]
         self.console.print(Text(f"   {mark} {text}", style=style), soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """Permits of limits for scripts, web servers, and code within a job.
 
-Such a process has a share of each limit that it uses, by the same rules as a worker (see `shares`).
-The process has a node below ``components`` instead of a worker node.
+A process with permits has a share of each limit that it uses, by the same rules as a worker (see
+`shares`). The process has a node below ``components`` instead of a worker node.
 """
 
 from __future__ import annotations

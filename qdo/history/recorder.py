@@ -88,7 +88,7 @@ def bucket_of(seconds: float) -> int:
 def percentile(counts: Sequence[int], share: float) -> float | None:
     """Return a duration in seconds that this share of attempts did not exceed, or None.
 
-    The result is the upper bound of a class. Therefore it is at most three times too large.
+    The result is the upper bound of a class, so it is at most three times too large.
     """
     attempts = share * sum(counts)
     if not attempts:

@@ -66,7 +66,7 @@ class Deletion:
 
 
 def plan_deletion(fleet: Fleet, queue: str, *, with_messages: bool = False) -> Deletion:
-    """Return the plan of a deletion, without changing anything.
+    """Plan a deletion, without changing anything.
 
     :param with_messages: True: delete the queue with its current messages.
     :raises QueueNotEmptyError: the queue has unfinished messages, and `with_messages` is False.

@@ -497,7 +497,7 @@ def starved(case: Case) -> Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    # A stable name, for programs.
+    # A stable name, because programs may use it.
     name: str
     find: Callable[[Case], Diagnosis]
     # The services that must be reachable: "coordinator", "broker", both or none.
