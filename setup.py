@@ -74,6 +74,13 @@ TEST = [
     "httpx2>=2.16,<3",  # the TestClient of Starlette
     "selenium>=4.51,<5",  # looks at the dashboard in Chromium
     "hypothesis>=6.168,<7",
+    # The libraries in the table of docs/async.rst.
+    "aiosqlite>=0.22,<0.23",
+    "anyio>=4.16,<5",
+    "asyncpg>=0.32,<0.33",
+    "django>=5.2,<5.3",
+    "httpx>=0.28,<0.29",
+    "trio>=0.35,<0.36",
     "objgraph>=3.6,<4",  # for kazoo's own tests
     "mypy>=2.4,<2.5",
     "ruff>=0.17.5,<0.18",

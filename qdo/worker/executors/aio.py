@@ -29,6 +29,8 @@ from qdo.system.native import native_lock, original, sleep, start_thread
 from qdo.system.processes import waited_seconds
 from qdo.text import describe_traceback
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
+from qdo.worker.executors.native_threads import native_threads
+from qdo.worker.executors.programs import program_transport
 from qdo.worker.executors.wait import START_BACKOFF, Pending, TurnWait, started
 
 if TYPE_CHECKING:
@@ -121,19 +123,23 @@ class AsyncioExecutor(Executor):
             asyncio.set_event_loop(loop)
             ident = original("_thread", "get_ident", _thread.get_ident)()
             loop.thread = _LoopThread(ident, get_native_id(), gevent.getcurrent())
-            failures = 0
-            while not self._stopping:
-                began = clock()
-                fault = _fault_of(loop.run_forever)
-                failures = 1 if clock() - began > LASTING_SECONDS else failures + 1
-                if not self._stopping:
-                    self._pause(fault, START_BACKOFF.delay(failures, 0.0))
-            _fault_of(lambda: loop.run_until_complete(_cancel_remaining()))
-            _fault_of(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
+            with native_threads():
+                self._serve(loop)
         finally:
             loop.close()
             self._ended.release()
         stay_in_gevent()
+
+    def _serve(self, loop: JobLoop) -> None:
+        failures = 0
+        while not self._stopping:
+            began = clock()
+            fault = _fault_of(loop.run_forever)
+            failures = 1 if clock() - began > LASTING_SECONDS else failures + 1
+            if not self._stopping:
+                self._pause(fault, START_BACKOFF.delay(failures, 0.0))
+        _fault_of(lambda: loop.run_until_complete(_cancel_remaining()))
+        _fault_of(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
 
     def _pause(self, fault: str, seconds: float) -> None:
         """Wait before the loop runs again. The loop keeps its callbacks; no message has failed."""
@@ -327,6 +333,13 @@ class JobLoop(asyncio.SelectorEventLoop):
         self._helpers.submit(work)
         return future
 
+    async def _make_subprocess_transport(
+        self, protocol: Any, args: Any, shell: bool, *pipes: Any, **options: Any
+    ) -> Any:
+        # asyncio passes stdin, stdout, stderr and bufsize by position.
+        named = dict(zip(("stdin", "stdout", "stderr", "bufsize"), pipes, strict=True))
+        return await program_transport(self, protocol, args, shell, **named, **options)
+
     def close(self) -> None:
         self._helpers.end()
         super().close()
@@ -364,6 +377,11 @@ class _Helpers:
                 self._idle.pop().release()
 
     def _run(self) -> None:
+        with native_threads():
+            self._serve()
+        stay_in_gevent()
+
+    def _serve(self) -> None:
         wake = native_lock()
         wake.acquire()
         while True:
@@ -377,7 +395,6 @@ class _Helpers:
                 work()
             else:
                 wake.acquire()
-        stay_in_gevent()
 
 
 async def _cancel_remaining() -> None:
@@ -396,8 +413,8 @@ _Selector: Any = monkey.get_original(
 class JobSelector(_Selector):  # type: ignore[misc]
     """Python's selector, extended to run the thread's gevent event loop, if there is one."""
 
-    # If a coroutine in this thread uses a thread pool, the pool's threads are greenlets. Without
-    # gevent's loop, calls of the pool would wait forever.
+    # A greenlet that releases a lock for which this thread waits notifies it through gevent's loop.
+    # Objects that jobs share, such as a pool, have such locks.
 
     _attended = 0.0
     _readable: Any = None

@@ -1,0 +1,63 @@
+"""Libraries that ``async def`` jobs use: each cell of the table in docs/async.rst."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.app_runs import AppRuns
+from tests.support.doc_pages import table
+from tests.support.postgresql.server import PostgresqlDatabase
+from tests.support.processes import Proc
+
+APP = "from tests.apps.async_libraries import app\n"
+KIT = """
+from qdo.testing import TestKit
+from tests.apps.async_libraries import USES, app
+
+with TestKit(app) as kit:
+    app.send_many([(name, 0) for name in USES for _ in range(2)])
+    kit.run_until_settled()
+    print([each.error for each in kit.dead_letters()], len(kit.done()))
+"""
+NAMES = [name for name, row in table("async", "async-libraries").items() if row[1] == "works"]
+MESSAGES = 8
+
+
+@pytest.fixture
+def environ(postgresql: PostgresqlDatabase) -> Iterator[dict[str, str]]:
+    class Here(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"here")
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        site = f"http://localhost:{server.server_port}"
+        yield {"DATABASE": postgresql.url(), "SITE": site}
+        server.shutdown()
+        serving.join()
+
+
+def test_async_jobs_of_a_worker_use_libraries(local_runs: AppRuns, environ: dict[str, str]) -> None:
+    """Threads of asgiref and anyio were greenlets on the loop: Django's ORM always failed."""
+    local_runs.app.send_many([(name, 0) for name in NAMES for _ in range(MESSAGES)])
+    worker = local_runs.start(APP, "--burst", **environ)
+    assert worker.wait(120.0) == 0
+    counts = {name: len(local_runs.runs(name)) for name in NAMES}
+    assert counts == dict.fromkeys(NAMES, MESSAGES), worker.output
+
+
+def test_async_jobs_in_the_kit_use_libraries(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "kit.py").write_text(KIT)
+    proc = Proc.python("kit.py", env=environ, cwd=tmp_path)
+    assert proc.wait(60.0) == 0
+    assert f"[] {2 * len(NAMES)}" in proc.output
