@@ -22,7 +22,7 @@ from qdo.settings.settings import Settings
 def create_app(settings: Settings, **options: Any) -> Flask:
     """Return a WSGI app that shows one app. Serve it, or mount it in another WSGI app.
 
-    The app opens connections at the first request. `close_app` ends its threads.
+    The app opens connections at the first request. `close_app` ends the threads of the app.
 
     :param settings: the settings of the app, such as ``app.settings``.
     :param options: the fields of `DashboardOptions`.

@@ -94,7 +94,7 @@ def ask_workers(
 ) -> list[Asked]:
     """Request an action from each of these workers; return one record for each worker.
 
-    :param within_seconds: time in which workers must begin the action. Later they reject it.
+    :param within_seconds: time after which workers do not begin the action.
     :param by: the operator, unless the operator is the user of this process.
     :param logged: whether to log the action. The log never has actions that only read.
     """

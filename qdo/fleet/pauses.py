@@ -43,7 +43,7 @@ from qdo.text import join_some
 
 # A function that makes an entry for the action log from the pauses before and after a change.
 Record = Callable[[Sequence[Pause], Sequence[Pause]], CreateOp]
-# Maximum time before `wait_in_force` first calls `on_wait`.
+# Time after which `wait_in_force` first calls `on_wait`.
 _REPORT_SECONDS = 0.4
 NAMES_SHOWN = 5
 

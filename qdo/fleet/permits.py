@@ -38,7 +38,7 @@ REGISTER_SECONDS = 15.0
 
 
 class HeldPermit(AsyncEntry["HeldPermit"]):
-    """Permits of one or more limits, until `release` or the end of a ``with`` block."""
+    """Permits of one or more limits, held until `release` or the end of a ``with`` block."""
 
     def __init__(self, names: Sequence[str], is_valid: Callable[[], bool], held: ExitStack) -> None:
         self.names = tuple(names)
