@@ -147,7 +147,7 @@ class App(OperatorCalls, RequestCalls):
         :param order: which messages of a queue wait for each other: all messages ("queue"),
             messages with the same key ("key"), or none ("none"). "priority" runs the most urgent
             first.
-        :param concurrency: maximum number of messages of a queue in flight (`order` "key" or
+        :param concurrency: maximum number of messages in flight per queue (`order` "key" or
             "none").
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: time for which an incomplete batch waits for more messages.
