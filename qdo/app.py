@@ -144,9 +144,8 @@ class App(OperatorCalls, RequestCalls):
         :param recycle_after: number of messages after which the worker replaces a job's process.
         :param policy: the consequences of failed attempts. The setting `policies` overrides it.
             Missing values come from `attempts` and the backoff settings.
-        :param order: which messages of a queue wait for each other: all messages ("queue"),
-            messages with the same key ("key"), or none ("none"). "priority" runs the most urgent
-            first.
+        :param order: which messages of a queue wait for each other: all ("queue"), messages with
+            the same key ("key"), or none ("none"). "priority" runs the most urgent first.
         :param concurrency: maximum number of messages in flight per queue (`order` "key" or
             "none").
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
