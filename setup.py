@@ -30,6 +30,7 @@ REQUIRES = [
     "click>=8.5,<9",
     "rich>=15,<16",
     "cronsim>=2.8,<2.9",
+    "msgspec>=0.23,<0.24",  # converts bodies with a type
     "tomlkit>=0.13,<0.16",  # `qdo settings set` keeps the comments of people
 ]
 AWS = [
@@ -64,6 +65,8 @@ TEST = [
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
     "standardwebhooks>=1.1,<2",  # verifies what qdo.programs.webhook signs
     "kubernetes-validate>=1.37,<1.38",  # schemas; docs/deployment.rst names their versions
+    "pydantic>=2.14,<3",  # classes of bodies, which qdo converts without an extra
+    "attrs>=26,<27",
     "pyyaml>=6.0.2,<7",
     "setuptools>=78.1.1",  # builds config/Containerfile without a network
     "pytest>=9.1,<9.2",  # tests/support/runs uses parts of it that are not public

@@ -23,6 +23,7 @@ from qdo.errors import UsageError
 from qdo.fleet.limit_node import DeclaredLimit, LimitNode, checked_terms
 from qdo.fleet.names import checked_name
 from qdo.jobs.job import Checkpoint, Job, check_declaration
+from qdo.jobs.kinds import KindJob
 from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
 from qdo.jobs.options import ExecutorName, Order
 from qdo.jobs.policy_tables import literal_characters
@@ -33,6 +34,7 @@ from qdo.system.twins import AsyncBlock, twin, warn_if_blocking
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
+    from qdo.bodies import BodyType
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitAsk
@@ -130,6 +132,8 @@ class App(OperatorCalls, RequestCalls):
         limits: Collection[str] = (),
         per_queue_rate: str | None = None,
         pool: bool = False,
+        body: Any = None,
+        kind: str | None = None,
     ) -> Callable[[_Function], _Function]:
         """Register the decorated function as the job for queues that match a glob.
 
@@ -138,7 +142,6 @@ class App(OperatorCalls, RequestCalls):
 
         :param queues: a glob. If several match, the glob with the most literal characters applies.
         :param executor: "greenlet", "thread" or "process". The default is the setting `executor`.
-            An ``async def`` function runs on an asyncio loop.
         :param timeout_seconds: time limit of one message (see "Executors and deadlines").
         :param memory_mib: resident memory above which the worker kills a job's process.
         :param recycle_after: number of messages after which the worker replaces a job's process.
@@ -146,14 +149,14 @@ class App(OperatorCalls, RequestCalls):
             Missing values come from `attempts` and the backoff settings.
         :param order: which messages of a queue wait for each other: all ("queue"), messages with
             the same key ("key"), or none ("none"). "priority" runs the most urgent first.
-        :param concurrency: maximum number of messages in flight per queue (`order` "key" or
-            "none").
+        :param concurrency: maximum messages of one queue in flight, with `order` "key" or "none".
         :param batch: call the function with a `qdo.Batch` of at most this many messages.
         :param batch_wait_seconds: time for which an incomplete batch waits for more messages.
         :param limits: names of limits. Each call of the job needs a permit from every limit.
         :param per_queue_rate: maximum rate at which each queue may start messages, such as "5/s".
-        :param pool: whether the globs in `queues` are names of pools. The job then runs their
-            requests on any worker, and returns the results.
+        :param pool: whether the job runs requests of the pools with these names.
+        :param body: the type of `message.body`, by default that of ``message: qdo.Message[TYPE]``.
+        :param kind: the kind of its messages, by default the type's name (see "Types of bodies").
         """
         check_declaration(queues, checkpoint, policy)
         options: dict[str, Any] = {"executor": executor, "timeout_seconds": timeout_seconds}
@@ -161,20 +164,23 @@ class App(OperatorCalls, RequestCalls):
         options |= {"order": order, "concurrency": concurrency, "batch": batch, "limits": limits}
         options |= {"batch_wait_seconds": batch_wait_seconds, "per_queue_rate": per_queue_rate}
         options |= {"queues": queues, "checkpoint": checkpoint, "pool": pool}
+        return lambda function: self._register(function, options, body, kind)
 
-        return lambda function: self._register(function, options)
-
-    def _register(self, function: _Function, options: dict[str, Any]) -> _Function:
+    def _register(
+        self, function: _Function, options: dict[str, Any], body: Any, kind: str | None
+    ) -> _Function:
         job = Job.checked(function, **options)
         for middleware in self.hooks.middleware:
             middleware.check_job(job.function)
-        if any(other.queues == job.queues for other in self._jobs):
-            raise UsageError(reason=f"app {self.name!r} already has a job for {job.queues!r}")
+        earlier = next((each for each in self._jobs if each.queues == job.queues), None)
+        job = job.joined(KindJob.of(function, body, kind), earlier)
+        if job.kinds is not None and not job.kinds.is_plain:
+            self.type_of = self._type_of
         if job.pool:
             from qdo.requests.jobs import answering
 
             job = replace(job, function=answering(self, job.function))
-        self._jobs.append(job)
+        self._jobs = [*(each for each in self._jobs if each is not earlier), job]
         self._jobs.sort(key=lambda each: literal_characters(each.queues), reverse=True)
         return function
 
@@ -189,6 +195,10 @@ class App(OperatorCalls, RequestCalls):
             if fnmatch.fnmatchcase(queue, job.queues):
                 return job
         return None
+
+    def _type_of(self, queue: str, kind: str | None) -> BodyType | None:
+        job = self.job_for(queue)
+        return None if job is None or job.kinds is None else job.kinds.type_of(queue, kind)
 
     # --- the fleet ---
 

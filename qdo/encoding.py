@@ -31,6 +31,8 @@ MARK = "qdo-mark"
 SENT = "qdo-sent"
 # The Unix time until which a message was delayed.
 DUE = "qdo-due"
+# The kind of a message (see `qdo.jobs.kinds`).
+KIND = "qdo-kind"
 # The number of times that operators have sent a dead letter again.
 RETRIED = "qdo-retried"
 CONTENT_TYPE = "content-type"

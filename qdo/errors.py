@@ -178,6 +178,17 @@ class LargeBodyError(BodyDecodeError):
     setting, then retry the dead letter, or let its sender split it"""
 
 
+class BodyTypeError(BodyDecodeError):
+    """the body of message {id} in queue {queue!r} must fit {type}: {reason}; a retry would fail
+    again, so the message's policy ends it at once; correct its sender, or the type, and then retry
+    the dead letter"""
+
+
+class UnknownKindError(BodyDecodeError):
+    """message {id} in queue {queue!r} must have one of the kinds {known}, got {kind!r}; the
+    message's policy ends it at once; deploy a job for this kind, then retry the dead letter"""
+
+
 class BodyAuthenticationError(BodyDecodeError):
     """the body of a message in queue {queue!r} cannot be decrypted with key {key!r}: it was
     changed, or encrypted for another queue or app, so the message's policy ends it at once; find

@@ -210,7 +210,8 @@ class WebhookEndpoints:
         if is_value or not is_json(kind):  # store a body that falsely claims to be JSON as bytes
             names = (*names, CONTENT_TYPE)
         kept = {name: headers[name] for name in names if _is_plain(headers.get(name, ""))}
-        message = NewMessage(webhook.queue, JsonText(body) if is_value else body, headers=kept)
+        content = JsonText(body) if is_value else body
+        message = NewMessage(webhook.queue, content, headers=kept, kind=webhook.kind)
         identity = SCHEMES[webhook.verify].identity(headers, body)
         if identity is None or path in self._repeated:
             return message

@@ -6,11 +6,12 @@ intervals since 1582-10-15, as a Python int. qdo prints a position as a decimal 
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from qdo.encoding import DUE, ID, SENT, stored_time
+from qdo.encoding import DUE, ID, KIND, SENT, stored_time
 from qdo.positions import IdScheme, message_id, time_of_position
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 
     # The type of a message's body. Python's own TypeVar has defaults from 3.13 on.
     Body = TypeVar("Body", default=Any)
+    # The type of a value that a method returns.
+    Value = TypeVar("Value", default=Any)
 else:
     from typing import TypeVar
 
     Body = TypeVar("Body")
+    Value = TypeVar("Value")
 
 
 def priority_of(headers: Mapping[str, Any]) -> int:
@@ -185,6 +189,21 @@ class Message(Generic[Body]):
         self._sends: dict[str, int] = getattr(self, "_sends", {})
         return self._sends
 
+    def _copied(self, type: type[_AnyMessage]) -> _AnyMessage:
+        """Return a copy of a type, for a job; middleware and hooks keep the original."""
+        self._sends = self._equal_sends  # or equal messages of both would have the same number
+        copy = object.__new__(type)
+        for name in Message.__slots__:
+            if hasattr(self, name):
+                setattr(copy, name, getattr(self, name))
+        return copy
+
+    def _with_body(self, body: Any) -> Message[Any]:
+        """Return a copy with another body."""
+        copy = self._copied(Message)
+        copy.body = body
+        return copy
+
     def _leased(self) -> bool:
         """Return whether the worker has kept its lease since the first call of this method."""
         # The lease of a later registration does not count, because the worker lost its queues
@@ -210,12 +229,21 @@ class Message(Generic[Body]):
         return stored_time(self.headers, DUE)
 
     @property
+    def kind(self) -> str | None:
+        """The kind of message, by which a queue with several jobs chooses one; None without one."""
+        kind = self.headers.get(KIND)
+        return kind if isinstance(kind, str) else None  # another program may write any value
+
+    @property
     def priority(self) -> int:
         """Priority from 0 to 9. Jobs with ``order="priority"`` run the smallest priority first."""
         return priority_of(self.headers)
 
     def __repr__(self) -> str:
         return f"<Message {self.id} of {self.queue!r}, attempt {self.attempt}>"
+
+
+_AnyMessage = typing.TypeVar("_AnyMessage", bound=Message[Any])
 
 
 class Batch(list[Message[Body]], Generic[Body]):

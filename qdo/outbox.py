@@ -152,6 +152,7 @@ class Outbox:
         delay_seconds: float | None = None,
         at: Moment | None = None,
         priority: int = NORMAL,
+        kind: str | None = None,
     ) -> str:
         """Send a message after the transaction of the session commits; return the message's id.
 
@@ -165,11 +166,8 @@ class Outbox:
                 reason="the session must be a Session or Connection of SQLAlchemy, got "
                 f"{type(session).__name__}; for an AsyncSession use the session from run_sync"
             )
-        message = build_outgoing(
-            NewMessage(
-                queue, body, key, headers, delay_seconds=delay_seconds, at=at, priority=priority
-            )
-        )
+        new = NewMessage(queue, body, key, headers, delay_seconds, at, priority=priority, kind=kind)
+        message = build_outgoing(new, self._app.type_of)
         (message,) = with_defaults([message], self._app.default_headers)
         app = self._app
         check_size(message, app.settings.max_body_bytes)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qdo.bodies import checked_kind
 from qdo.encoding import MAX_STORED_BODY_BYTES
 from qdo.errors import UsageError
 from qdo.queues import check_queue_name
@@ -27,9 +28,12 @@ class DeclaredWebhook:
     verify: str
     secret: str | None
     max_bytes: int
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         check_queue_name(self.queue)
+        if self.kind is not None:
+            checked_kind(self.kind)
         for reason in self._faults():
             raise UsageError(reason=f"webhook {self.path!r:.100}: {reason}")
 

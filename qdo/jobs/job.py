@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from qdo.callables import describe_callable
+from qdo.callables import describe_callable, is_async
 from qdo.errors import PolicyError, UsageError
 from qdo.fleet.limit_node import rate_of
+from qdo.jobs.kinds import KindJob, Kinds
 from qdo.jobs.options import (
     CONCURRENCY,
     ExecutorName,
@@ -54,6 +55,7 @@ class Job:
     :ivar limits: names of limits. A call needs a permit of each limit.
     :ivar per_queue_rate: maximum rate of starts of each queue, such as "5/s", or None.
     :ivar pool: whether the job runs the requests of pools and returns their results.
+    :ivar kinds: the functions for the kinds of messages. None if no app has registered the job.
     """
 
     function: JobFunction
@@ -71,6 +73,8 @@ class Job:
     limits: tuple[str, ...] = ()
     per_queue_rate: str | None = None
     pool: bool = False
+    # Not compared, because workers look up jobs in each turn.
+    kinds: Kinds | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def checked(cls, function: Callable[..., Any], **options: Any) -> Job:
@@ -88,6 +92,39 @@ class Job:
             function, job.executor, job.timeout_seconds, job.memory_mib, job.recycle_after
         )
         return job
+
+    def joined(self, member: KindJob, earlier: Job | None) -> Job:
+        """Return a job of this function and those of an earlier job of the same queues.
+
+        :raises UsageError: both have a function for the kind, or options that differ.
+        """
+        members: tuple[KindJob, ...] = (member,)
+        if earlier is not None and earlier.kinds is not None:
+            self._check_shares(member, earlier, earlier.kinds)
+            members = (*earlier.kinds.members, member)
+        kinds = Kinds(members)
+        return replace(self, function=kinds.function(), kinds=kinds)
+
+    def _check_shares(self, member: KindJob, earlier: Job, kinds: Kinds) -> None:
+        if any(each.kind == member.kind for each in kinds.members):
+            what = "without a kind" if member.kind is None else f"of kind {member.kind!r}"
+            raise UsageError(
+                reason=f"job {self.name}: job {earlier.name} takes messages {what} of "
+                f"{self.queues!r} already; give one of them another kind, or other queues"
+            )
+        rule = f"jobs {earlier.name} and {self.name} of {self.queues!r} must"
+        for option in fields(self):
+            if not option.compare or option.name == "function":
+                continue
+            values = [getattr(job, option.name) for job in (earlier, self)]
+            if values[0] != values[1]:
+                text = f"{rule} have the same {option.name}, got {values[0]!r} and {values[1]!r}"
+                raise UsageError(reason=f"{text}; a queue has one job for its worker")
+        if is_async(earlier.function) != is_async(self.function):
+            raise UsageError(reason=f"{rule} both be written with 'async def', or both with 'def'")
+        if self.batch is not None:
+            reason = f"{rule} be one job if they take batches, which have messages of all kinds"
+            raise UsageError(reason=f"{reason}; omit batch, or choose by message.kind in the job")
 
     @property
     def lanes(self) -> int:

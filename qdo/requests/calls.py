@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from qdo.bodies import loaded, plain_value
 from qdo.brokers.base import Outgoing
 from qdo.brokers.request_checks import MAX_ID_CHARACTERS, check_request_text
 from qdo.brokers.requests import OVER, PAUSED, STATES, WAITING, NewRequest, RequestRecord
 from qdo.brokers.streams import keyless_error
-from qdo.encoding import encoded, strict_json
+from qdo.encoding import encoded, strict_json, with_header
 from qdo.errors import (
     RequestCancelledError,
     RequestFailedError,
@@ -24,10 +25,18 @@ from qdo.errors import (
     RequestTimeoutError,
     UsageError,
 )
-from qdo.message import NORMAL
+from qdo.message import NORMAL, Value
 from qdo.queues import check_queue_name
 from qdo.requests.replies import end_request, opened
-from qdo.sending.messages import Moment, build_send_options, check_key, is_number, priority_text
+from qdo.sending.messages import (
+    Moment,
+    TypeOf,
+    body_and_kind,
+    build_send_options,
+    check_key,
+    is_number,
+    priority_text,
+)
 from qdo.sending.sender import Sender
 from qdo.sending.streams import Stream
 from qdo.system.twins import in_thread, twin, warn_if_blocking
@@ -62,6 +71,7 @@ class RequestTerms:
     delay_seconds: float | None = None
     at: Moment | None = None
     keep_seconds: float = 3600.0
+    kind: str | None = None
 
 
 class Handle:
@@ -100,7 +110,9 @@ class Handle:
         """Return `progress`, without blocking the loop of the coroutine."""
         return await in_thread(lambda: self.progress)
 
-    def result(self, timeout_seconds: float | None = None) -> Any:
+    def result(
+        self, timeout_seconds: float | None = None, *, type: type[Value] | None = None
+    ) -> Value:
         """Wait until the request has ended, and return its job's result (JSON or bytes).
 
         >>> app.request("invoice", {"order": 18}).result(timeout_seconds=60)
@@ -109,8 +121,9 @@ class Handle:
         The call asks the broker every 1 to 250 milliseconds.
 
         :param timeout_seconds: maximum time to wait; None for no limit.
-        :raises RequestFailedError: the request has failed, or its job has skipped it. `details` has
-            the outcome.
+        :param type: return the result as this type, such as a dataclass (see "Types of bodies").
+        :raises RequestFailedError: the request has failed, its job has skipped it, or its result
+            does not fit the type. `details` has the outcome.
         :raises RequestCancelledError: the request was cancelled.
         :raises RequestTimeoutError: the request has not ended before the timeout.
         :raises UnreachableError: the broker cannot be reached. The caller may call `result` again.
@@ -119,16 +132,18 @@ class Handle:
         patience = _Patience(self.id, timeout_seconds)
         while (record := self._record()).state != OVER:
             time.sleep(patience.pause(record.state))
-        return self._result(record)
+        return self._result(record, type)
 
-    async def aresult(self, timeout_seconds: float | None = None) -> Any:
+    async def aresult(
+        self, timeout_seconds: float | None = None, *, type: type[Value] | None = None
+    ) -> Value:
         """Wait like `result`, from a coroutine, without blocking its loop."""
         import asyncio  # slow to import, and most apps do not need it
 
         patience = _Patience(self.id, timeout_seconds)
         while (record := await asyncio.to_thread(self._record)).state != OVER:
             await asyncio.sleep(patience.pause(record.state))
-        return self._result(record)
+        return self._result(record, type)
 
     def cancel(self, reason: str = "") -> bool:
         """Cancel the request; return False if the request has already ended with another outcome.
@@ -165,7 +180,8 @@ class Handle:
             request.
         """
         warn_if_blocking()
-        mark = _small_json("the value of resume", {"resume": value})
+        what = "the value of resume"
+        mark = _small_json(what, {"resume": plain_value(what, value)})
         record = self._record()
         if record.asks and self._store.mark(self.id, mark, record.mark):
             return
@@ -192,12 +208,13 @@ class Handle:
             raise RequestNotFoundError(what="request", name=self.id, id=self.id)
         return found
 
-    def _result(self, record: RequestRecord) -> Any:
+    def _result(self, record: RequestRecord, type: type[Value] | None) -> Value:
         reason = record.error or "it has no reason"
         outcome = record.outcome
         if outcome == "done" and record.result is not None:
             try:
-                return opened(self._sender, record.pool, record.result)
+                value: Value = loaded(type, opened(self._sender, record.pool, record.result))
+                return value
             except ValueError as error:  # another program wrote the value
                 reason = f"its result cannot be read: {error}"
         kind = RequestCancelledError if outcome == "cancelled" else RequestFailedError
@@ -245,6 +262,7 @@ class RequestCalls(Sender):
         delay_seconds: float | None = None,
         at: Moment | None = None,
         keep_seconds: float = 3600.0,
+        kind: str | None = None,
         connection: Any = None,
     ) -> Handle:
         """Store a request, which asks for a run of the pool's job on any worker.
@@ -259,7 +277,7 @@ class RequestCalls(Sender):
         :param key: the key of the message to `then`.
         :param tag: further keys for the body of the message to `then`.
         :param events: whether `then` also gets messages with the outcomes "started" and "paused".
-        :param priority: 0 to 9. `body`, `priority`, `delay_seconds` and `at` are as in `send`.
+        :param kind: as in `send`, like `body`, `priority`, `delay_seconds` and `at`.
         :param keep_seconds: time for which the result can be read after the request has ended.
         :param connection: as in `send`. The request exists only if the transaction commits.
         :raises RequestExistsError: a request with this id has another pool or body.
@@ -268,17 +286,7 @@ class RequestCalls(Sender):
         """
         warn_if_blocking(within=connection)
         terms = RequestTerms(
-            pool,
-            body,
-            id=id,
-            then=then,
-            key=key,
-            tag=tag,
-            events=events,
-            priority=priority,
-            delay_seconds=delay_seconds,
-            at=at,
-            keep_seconds=keep_seconds,
+            pool, body, id, then, key, tag, events, priority, delay_seconds, at, keep_seconds, kind
         )
         return self._ask([terms], connection)[0]
 
@@ -301,7 +309,7 @@ class RequestCalls(Sender):
         self, requests: Iterable[RequestTerms | Mapping[str, Any]], connection: Any
     ) -> list[Handle]:
         terms = [_terms_of(each) for each in requests]
-        plain = [_plain(each) for each in terms]
+        plain = [_plain(each, self.type_of) for each in terms]
         new = [
             _new_request(request, clear, stored, self._stream_of)
             for request, clear, stored in zip(terms, plain, self.ready(plain), strict=True)
@@ -328,9 +336,13 @@ def _terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:
         raise UsageError(reason=reason) from error
 
 
-def _plain(request: RequestTerms) -> Outgoing:
-    body, headers = encoded(check_queue_name(request.pool), request.body, None)
-    return Outgoing(request.pool, body, None, headers)
+def _plain(request: RequestTerms, type_of: TypeOf | None) -> Outgoing:
+    pool = check_queue_name(request.pool)
+    body, kind = body_and_kind(pool, request.body, request.kind, type_of)
+    data, headers = encoded(pool, body, None)
+    if kind is not None:
+        headers = with_header(headers, qdo_kind=kind)
+    return Outgoing(pool, data, None, headers)
 
 
 def _new_request(

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from qdo.bodies import MisfitError, loaded, plain_value
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.encoding import decoded_headers
 from qdo.errors import RequestCancelledError, UnreachableError, UsageError
-from qdo.message import Body, Message
+from qdo.message import Body, Message, Value
 from qdo.outcomes import DeadLetter, Retry
 from qdo.requests.replies import end_request, reply_messages, store_end, until_answered
 from qdo.system.clock import clock
@@ -56,10 +57,7 @@ class Request(Message[Body]):
     @classmethod
     def of(cls, app: Sender, message: Message) -> Request:
         """Convert a message that a worker passes to a request."""
-        request = cls.__new__(cls)
-        for name in Message.__slots__:
-            if hasattr(message, name):
-                setattr(request, name, getattr(message, name))
+        request = message._copied(cls)
         take = Take.of_header(message.id, message.headers.get("qdo-take", ""))
         if take is None:
             raise UsageError(reason=f"{message.queue!r} is a pool, not a queue; use app.request")
@@ -67,6 +65,10 @@ class Request(Message[Body]):
         request._noted_at = 0.0
         request._take = take
         return request
+
+    def _with_body(self, body: Any) -> Request[Any]:
+        self.body = body  # `of` has made this object for the job only
+        return self
 
     @property
     def pool(self) -> str:
@@ -106,13 +108,15 @@ class Request(Message[Body]):
 
     aprogress = twin(progress)
 
-    def pause(self, note: str = "") -> Any:
+    def pause(self, note: str = "", *, type: type[Value] | None = None) -> Value:
         """Wait for `Handle.resume` or ``qdo requests resume``, and return the value from this call.
 
         The request keeps its place in the pool. If the worker stops during the pause, the request
         begins again.
 
+        :param type: return the value as this type; see "Types of bodies".
         :raises RequestCancelledError: the request was cancelled.
+        :raises UsageError: the value does not fit the type.
         """
         warn_if_blocking()
         store = self._app.broker.requests
@@ -129,7 +133,7 @@ class Request(Message[Body]):
                 )
             if "resume" in mark:
                 self._note(RUNNING, None)
-                return mark["resume"]
+                return _answer(mark["resume"], type)
             if row.state == RUNNING:  # an earlier note took effect late
                 self._note(PAUSED, note[:MOST_NOTE])
             # The end of the lease alone does not end the pause, because a lost request has a new
@@ -184,6 +188,7 @@ class Request(Message[Body]):
         try:
             if result is not None:
                 check_done(result, function, "job")
+                result = plain_value("the result", result)
             ended = until_answered(
                 lambda: store_end(self._app, self._take, self.pool, reply, "done", result),
                 self._name,
@@ -198,6 +203,14 @@ class Request(Message[Body]):
                 self.pool,
                 self.take,
             )
+
+
+def _answer(value: Any, type: type[Value] | None) -> Value:
+    try:
+        answer: Value = loaded(type, value)
+    except MisfitError as error:
+        raise UsageError(reason=f"the value of resume is wrong: {error}") from error
+    return answer
 
 
 def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], Any]:

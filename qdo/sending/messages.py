@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
+from qdo.bodies import PLAIN, BodyType, checked_body, checked_kind, kind_of, plain_value
 from qdo.brokers.base import (
     DEDUP_SECONDS,
     LASTING_DEDUP_SECONDS,
@@ -16,7 +17,13 @@ from qdo.brokers.base import (
     Outgoing,
     SendOptions,
 )
-from qdo.encoding import MAX_STORED_BODY_BYTES, encoded, with_header, with_missing
+from qdo.encoding import (
+    MAX_STORED_BODY_BYTES,
+    JsonText,
+    encoded,
+    with_header,
+    with_missing,
+)
 from qdo.errors import BodyLimitError, UnsupportedError, UsageError
 from qdo.message import NORMAL, Message
 from qdo.positions import LATEST_SECONDS, position_now, time_of_position
@@ -37,6 +44,8 @@ MAX_HEADERS_BYTES = 64 * 1024
 _MAX_NUMBER = 1e300
 
 Moment: TypeAlias = "datetime.datetime | float"
+# Returns the type of the bodies of a queue and a kind, None if its job takes all bodies.
+TypeOf: TypeAlias = "Callable[[str, str | None], BodyType | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,7 @@ class NewMessage:
     after: int | None = None
     once: Message | None = None
     priority: int = NORMAL
+    kind: str | None = None
 
 
 AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
@@ -69,17 +79,46 @@ class MessageOptions(TypedDict, total=False):
     after: int | None
     once: Message | None
     priority: int
+    kind: str | None
 
 
-def build_outgoing(message: NewMessage) -> Outgoing:
-    """Return a checked message in the form for brokers. Raise the errors of `App.send`."""
+def body_and_kind(
+    queue: str, body: Any, kind: str | None, type_of: TypeOf | None
+) -> tuple[Any, str | None]:
+    """Return a body as JSON or bytes, and the kind of its message.
+
+    :raises UsageError: no job of the app would take them.
+    """
+    if kind is None:
+        kind = kind_of(body.__class__)
+    else:
+        checked_kind(kind)
+    expected = None if type_of is None else type_of(queue, kind)
+    what = f"the body for queue {queue!r}"
+    # Webhooks are JSON texts. Their senders could not correct a misfit, so an operator must see it.
+    if expected is None or type(body) is JsonText:
+        return plain_value(what, body), kind
+    return checked_body(what, body, expected), kind
+
+
+def build_outgoing(message: NewMessage, type_of: TypeOf | None = None) -> Outgoing:
+    """Return a checked message in the form for brokers. Raise the errors of `App.send`.
+
+    :param type_of: see `Sender.type_of`.
+    """
     queue = check_queue_name(message.queue)
     key = message.key
     if key is not None:
         check_key(key)
-    data, own_headers = encoded(queue, message.body, message.headers)
+    body = message.body
+    kind = message.kind
+    if type_of is not None or kind is not None or type(body) not in PLAIN:
+        body, kind = body_and_kind(queue, body, kind, type_of)
+    data, own_headers = encoded(queue, body, message.headers)
     if own_headers is not None:
         _check_headers(queue, own_headers)
+    if kind is not None:
+        own_headers = with_header(own_headers, qdo_kind=kind)
     headers = own_headers
     if message.after is not None:
         headers = with_header(headers, qdo_after=_time_of_documents(message.after))
@@ -89,7 +128,7 @@ def build_outgoing(message: NewMessage) -> Outgoing:
         message.delay_seconds, message.at, message.dedup_key, message.dedup_seconds
     )
     if message.once is not None:
-        # Exclude qdo's headers, because a later attempt may send with another `after`.
+        # Without qdo's other headers: a later attempt may send with another `after`.
         delay = options or SendOptions()
         options = once_options(message.once, delay, queue, key, own_headers, body=data)
     if options is not None and options.due is not None:
@@ -171,7 +210,9 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.6f}"
 
 
-def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
+def outgoing_of(
+    message: AnyMessage, once: Message | None = None, type_of: TypeOf | None = None
+) -> Outgoing:
     """Return a checked message from any form of `App.send_many`. Its own `once` has priority."""
     if isinstance(message, tuple | list):
         if not 2 <= len(message) <= 4:
@@ -182,7 +223,7 @@ def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
         message = NewMessage(*message)
     if isinstance(message, NewMessage):
         own = once is None or message.once is not None
-        return build_outgoing(message if own else replace(message, once=once))
+        return build_outgoing(message if own else replace(message, once=once), type_of)
     if not isinstance(message, Mapping):
         raise UsageError(
             reason=f"a message must be a tuple, a dict or qdo.NewMessage, got {message!r}"
@@ -194,7 +235,7 @@ def outgoing_of(message: AnyMessage, once: Message | None = None) -> Outgoing:
         raise UsageError(
             reason=f"a message as a dict must have the keys {fields}: {error}"
         ) from error
-    return outgoing_of(new, once)
+    return outgoing_of(new, once, type_of)
 
 
 def build_send_options(

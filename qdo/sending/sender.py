@@ -15,6 +15,7 @@ from qdo.sending.messages import (
     AnyMessage,
     MessageOptions,
     NewMessage,
+    TypeOf,
     check_options,
     check_size,
     encrypted,
@@ -51,6 +52,8 @@ class Sender:
         Settings(**self.given)
         self.default_headers: Callable[[], Mapping[str, str]] | None = None
         """Returns headers for each message that is sent; those of the message itself win."""
+        self.type_of: TypeOf | None = None
+        """Returns the type of a queue's bodies of a kind; None if no job has types or kinds."""
         self.webhooks: dict[str, DeclaredWebhook] = {}
         """The webhooks that `webhook` has declared, by path."""
         self.timers: dict[str, Timer] = {}
@@ -114,7 +117,8 @@ class Sender:
         >>> id = app.send("mail-eu", {"to": "Ada"}, key="ada", delay_seconds=60)
 
         :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes. The job gets
-            bytes as bytes, and a tuple as a list.
+            bytes as bytes, and a tuple as a list. Also an object of a class with fields, such as a
+            dataclass (see "Types of bodies").
         :param headers: text by name. If the body is bytes, `content-type` describes its format.
         :param delay_seconds: deliver the message after this delay.
         :param at: deliver the message at this time: a datetime with a zone, or a Unix time in
@@ -129,19 +133,22 @@ class Sender:
             store the messages of earlier attempts again. Not allowed with `dedup_key`.
         :param priority: 0 to 9, the smallest first, for jobs with ``order="priority"``:
             `qdo.URGENT` (0), `HIGH` (3), `NORMAL` (5) or `LOW` (7).
+        :param kind: the kind of the message, by which its queue's jobs share the messages. The
+            default is the name of the body's class, if the class has fields.
         :param connection: a connection of psycopg, or a connection or session of SQLAlchemy, to the
             database of a PostgreSQL broker. The message is sent if, and only if, the transaction of
             this connection commits.
         :raises QueueNameError: the queue's name is invalid. It must have 1 to 200 characters
             without "/", control characters and emoji. ".", ".." and "zookeeper" are reserved.
-        :raises UsageError: the body would not arrive unchanged, or a value is invalid.
+        :raises UsageError: the body would not arrive unchanged, the queue's job in this app takes
+            another type or kind, or a value is invalid.
         :raises MessageTooLargeError: the body is larger than the broker's limit.
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
         warn_if_blocking(within=connection)
         message = NewMessage(queue, body, key, headers, **options)
-        return self._store([outgoing_of(message, None)], connection)[0]
+        return self._store([outgoing_of(message, None, self.type_of)], connection)[0]
 
     def send_many(
         self,
@@ -159,7 +166,7 @@ class Sender:
         :param connection: as in `send`.
         """
         warn_if_blocking(within=connection)
-        return self._store((outgoing_of(each, once) for each in messages), connection)
+        return self._store((outgoing_of(each, once, self.type_of) for each in messages), connection)
 
     def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:
         checked: list[Outgoing] = []
@@ -209,7 +216,7 @@ class Sender:
         self, messages: Iterable[AnyMessage], *, once: Message | None = None
     ) -> list[str]:
         """Send like `send_many`, from a coroutine (see `asend`)."""
-        return await self._astore(outgoing_of(each, once) for each in messages)
+        return await self._astore(outgoing_of(each, once, self.type_of) for each in messages)
 
     async def _astore(self, messages: Iterable[Outgoing]) -> list[str]:
         checked: list[Outgoing] = []
@@ -230,6 +237,7 @@ class Sender:
         verify: str,
         secret: str | None = None,
         max_bytes: int = 1 << 20,
+        kind: str | None = None,
     ) -> None:
         """Declare a webhook. `qdo ingest` stores each request to its path as a message of a queue.
 
@@ -241,10 +249,11 @@ class Sender:
             you replace the secret, give two places, separated by a comma. Only receivers read the
             secret.
         :param max_bytes: the maximum size of a body.
+        :param kind: the kind of the messages, as in `send`.
         """
         from qdo.webhooks import DeclaredWebhook
 
-        webhook = DeclaredWebhook(path, queue, verify, secret, max_bytes)
+        webhook = DeclaredWebhook(path, queue, verify, secret, max_bytes, kind)
         if path in self.webhooks:
             raise UsageError(reason=f"app {self.name!r} already has a webhook for {path!r}")
         self.webhooks[path] = webhook

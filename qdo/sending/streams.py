@@ -12,7 +12,14 @@ from qdo.brokers.streams import ShardMap, check_stream_name, first_shards
 from qdo.encoding import is_utf8
 from qdo.errors import UsageError
 from qdo.message import Message
-from qdo.sending.messages import MAX_KEY, MessageOptions, NewMessage, build_outgoing, check_key
+from qdo.sending.messages import (
+    MAX_KEY,
+    MessageOptions,
+    NewMessage,
+    TypeOf,
+    build_outgoing,
+    check_key,
+)
 from qdo.system.twins import twin, warn_if_blocking
 
 if TYPE_CHECKING:
@@ -31,13 +38,14 @@ def check_stream_key(key: Any) -> None:
         raise UsageError(reason=f"the key of a message for a stream must be {rule}, got {key!r}")
 
 
-def _outgoing(message: NewMessage, shards: ShardMap) -> Outgoing:
+def _outgoing(message: NewMessage, shards: ShardMap, type_of: TypeOf | None) -> Outgoing:
     """Return a checked message for the shard of its key."""
     check_stream_key(message.key)
     # First use the stream's name as the queue. Then the digest of ``once=`` is the same after a
     # split.
-    outgoing = build_outgoing(message)
-    return replace(outgoing, queue=shards.queue_of(outgoing.key or ""))
+    shard = shards.queue_of(message.key or "")
+    outgoing = build_outgoing(message, type_of and (lambda queue, kind: type_of(shard, kind)))
+    return replace(outgoing, queue=shard)
 
 
 class Stream:
@@ -75,13 +83,14 @@ class Stream:
         A deduplication key applies to messages with the same key, in any shard.
 
         :param key: 1 to 1000 characters. The job gets the key as `message.key`.
-        :param options: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once` and
-            `priority`, as in `App.send`.
+        :param options: `delay_seconds`, `at`, `dedup_key`, `dedup_seconds`, `after`, `once`,
+            `priority` and `kind`, as in `App.send`.
         :raises UnsupportedError: the broker does not support streams.
         """
         warn_if_blocking(within=connection)
         message = self._message({"key": key, "body": body, "headers": headers, **options})
-        return self._app._store([_outgoing(message, self._read())], connection)[0]
+        outgoing = _outgoing(message, self._read(), self._app.type_of)
+        return self._app._store([outgoing], connection)[0]
 
     def send_many(
         self,
@@ -166,7 +175,7 @@ class Stream:
             else:
                 rule = "(key, body), (key, body, headers) or a dict"
                 raise UsageError(reason=f"a message for a stream must be {rule}, got {each!r:.80}")
-            yield _outgoing(message, shards)
+            yield _outgoing(message, shards, self._app.type_of)
 
     def _message(self, values: Mapping[str, Any]) -> NewMessage:
         if "queue" in values or not {"key", "body"} <= values.keys():

@@ -99,6 +99,7 @@ def happens(
         ("configuration", 1),
         ("tracing", 2),
         ("jobs", 2),
+        ("bodies", 9),
         ("recipes", 10),
         ("timers", 3),
         ("requests", 9),

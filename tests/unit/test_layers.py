@@ -23,7 +23,7 @@ LAYERS = (
     {"__init__", "_version", "errors", "outcomes", "positions", "text"},
     {"backoff", "broker_errors", "callables"},
     {"encoding", "queues", "system"},
-    {"refusals"},
+    {"bodies", "refusals"},
     {"postgresql"},
     {"coordination", "encryption", "message", "webhook_signatures"},
     {"fleet"},

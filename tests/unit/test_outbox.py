@@ -136,13 +136,14 @@ def test_nothing_is_sent_before_the_commit(stage: OutboxSetup) -> None:
 
 
 def test_everything_of_a_message_arrives(stage: OutboxSetup) -> None:
-    """Key, headers and bytes, through a connection without mapper as well."""
+    """Key, headers, kind and bytes, through a connection without mapper as well."""
+    headers = {"source": "web"}
     with stage.engine.begin() as connection:
-        sent = stage.outbox.send(connection, "orders", b"\x00\xff", "ada", {"source": "web"})
+        sent = stage.outbox.send(connection, "orders", b"\x00\xff", "ada", headers, kind="Image")
     stage.relay()
     [found] = stage.stored()
     assert (found.id, found.body, found.key) == (sent, b"\x00\xff", "ada")
-    assert found.headers["source"] == "web"
+    assert (found.headers["source"], found.kind) == ("web", "Image")
     assert found.headers["content-type"] == "application/octet-stream"
 
 

@@ -14,6 +14,7 @@ from io import BufferedReader
 from typing import TYPE_CHECKING, Any
 
 import click
+import ujson
 
 from qdo.brokers.base import REFERENCE, Broker, Outgoing, SendOptions
 from qdo.cli.options import DURATION, TIME, code_hint, require_app, with_settings
@@ -25,6 +26,8 @@ from qdo.message import NORMAL
 from qdo.queues import check_queue_name
 from qdo.sending.messages import (
     NewMessage,
+    TypeOf,
+    body_and_kind,
     build_outgoing,
     build_send_options,
     check_options,
@@ -71,6 +74,9 @@ class LineFormat:
     # The remedy that an error names for larger bodies.
     larger: str = REFERENCE
     priority: int = NORMAL
+    kind: str | None = None
+    # See `Sender.type_of`; None if the app's code is unknown.
+    type_of: TypeOf | None = None
 
     def message(self, line: bytes) -> NewMessage:
         """Return the message of a line; raise LineProblem for an invalid line."""
@@ -88,6 +94,7 @@ class LineFormat:
             delay_seconds=self.delay_seconds,
             at=self.at,
             priority=self.priority,
+            kind=self.kind,
         )
 
     def _too_large(self, size: str) -> LineProblem:
@@ -99,9 +106,15 @@ class LineFormat:
     def outgoing(self, line: bytes) -> Outgoing:
         """Return the checked message of a line; raise LineProblem for an invalid line."""
         try:
-            return build_outgoing(self.message(line))
+            return _outgoing(self.message(line), self.type_of)
         except UsageError as error:
             raise LineProblem(str(error)) from error
+
+
+def _outgoing(message: NewMessage, type_of: TypeOf | None) -> Outgoing:
+    if type_of is not None and isinstance(message.body, JsonText):
+        body_and_kind(message.queue, ujson.loads(message.body), message.kind, type_of)
+    return build_outgoing(message, type_of)
 
 
 def checked_json(text: bytes) -> Any:
@@ -266,6 +279,7 @@ def chunks_of_lines(
 @click.option("--raw", is_flag=True, help="Send BODY, or the whole FILE, as bytes instead of JSON.")
 @click.option(
     "--delay",
+    "delay_seconds",
     type=DURATION,
     help="Deliver after this delay: 90, 15m, 2h, 7d; with a file, each line.",
 )
@@ -285,6 +299,7 @@ def chunks_of_lines(
     show_default=True,
     help='0 is the most urgent, for jobs with order="priority"; with a file, of each line.',
 )
+@click.option("--kind", metavar="NAME", help="Kind of the message; with a file, of each line.")
 @with_settings("app", "broker", "group", pass_app=True)
 def send(
     queue: str | None,
@@ -295,13 +310,11 @@ def send(
     key: str | None,
     headers: tuple[str, ...],
     raw: bool,
-    delay: float | None,
-    at: float | None,
     dedup_key: str | None,
     dedup_seconds: float | None,
-    priority: int,
     code: App | None,
     settings: Settings,
+    **terms: Any,
 ) -> None:
     """Send a message with a JSON BODY to QUEUE, or one for each line of a file.
 
@@ -317,8 +330,8 @@ def send(
     """
     require_app(settings)
     strays = Strays(code)
-    options = _options(delay, at, dedup_key, dedup_seconds)
-    when: dict[str, Any] = {"delay_seconds": delay, "at": at, "priority": priority}
+    options = _options(terms["delay_seconds"], terms["at"], dedup_key, dedup_seconds)
+    type_of = None if code is None else code.type_of
     if queue is not None:
         check_queue_name(queue)
     if path is None or raw:
@@ -327,12 +340,13 @@ def send(
         content = _content(queue, body, path, raw, settings)
         dedup: dict[str, Any] = {"dedup_key": dedup_key, "dedup_seconds": dedup_seconds}
         strays.note(queue)
-        _send_one(settings, NewMessage(queue, content, key, _headers(headers), **dedup, **when))
+        message = NewMessage(queue, content, key, _headers(headers), **dedup, **terms)
+        _send_one(settings, _outgoing(message, type_of))
     else:
         is_unclear = (queue is None) == (queue_field is None)
         if is_unclear or body is not None or key or headers or dedup_key:
             raise _misused_file()
-        line_format = LineFormat(queue, queue_field, key_field, 0, **when)
+        line_format = LineFormat(queue, queue_field, key_field, 0, type_of=type_of, **terms)
         _send_file(settings, path, line_format, options, strays.note)
     strays.report()
 
@@ -401,8 +415,7 @@ def _json(data: bytes) -> JsonText:
     return JsonText(text)
 
 
-def _send_one(settings: Settings, message: NewMessage) -> None:
-    outgoing = build_outgoing(message)
+def _send_one(settings: Settings, outgoing: Outgoing) -> None:
     check_size(outgoing, settings.max_body_bytes)
     encrypted([outgoing], settings, settings.app, str)  # without a usable key, create no file
     with _broker(settings, outgoing.terms) as broker:

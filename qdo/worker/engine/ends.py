@@ -11,7 +11,7 @@ import abc
 import logging
 
 from qdo.backoff import Backoff
-from qdo.errors import UnsupportedError
+from qdo.errors import BodyDecodeError, UnsupportedError
 from qdo.jobs.retry import Decision, StopWorker
 from qdo.message import Message
 from qdo.outcomes import Outcome
@@ -43,11 +43,12 @@ def traceback_for_log(error: BaseException | None, important: bool = True) -> Ba
     """Return an error if its traceback belongs in the log, otherwise None.
 
     The log has the traceback of a message's first and last failure; at level debug, of each
-    failure. If the job chose the outcome, its traceback is useless, unless the outcome has a cause.
+    failure. If the job chose the outcome, or if the body does not fit the job, the traceback is
+    useless, unless the outcome has a cause.
     """
     if error is None or not (important or _log.isEnabledFor(logging.DEBUG)):
         return None
-    chosen = isinstance(error, Outcome) and error.__cause__ is None
+    chosen = isinstance(error, Outcome | BodyDecodeError) and error.__cause__ is None
     return None if chosen or error.__traceback__ is None else error
 
 

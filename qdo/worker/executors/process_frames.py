@@ -33,6 +33,7 @@ from typing import Any
 
 from qdo import outcomes
 from qdo.encoding import JsonText
+from qdo.errors import BodyDecodeError, BodyTypeError, UnknownKindError
 from qdo.message import Message, Origin
 from qdo.outcomes import Outcome
 from qdo.positions import position_of_time
@@ -50,6 +51,10 @@ VARIABLE = "QDO_JOB_PROCESS"
 END = signal.SIGUSR2 if LINUX else signal.SIGKILL
 # Name of the keepers, by which the parent of a dead worker process finds them.
 NAME = "qdo-keeper"
+
+
+# Errors that end a message at once, as outcomes do. Their details are texts.
+_MISFITS = {each.__name__: each for each in (BodyTypeError, UnknownKindError)}
 
 
 class WireError(Exception):
@@ -178,6 +183,8 @@ def dump(error: BaseException | None) -> dict[str, Any]:
         return {"done": True}
     if isinstance(error, Outcome):
         return _dump_outcome(error)
+    if isinstance(error, BodyTypeError | UnknownKindError):
+        return {"outcome": type(error).__name__, "state": error.details}
     return {
         "error": type(error).__qualname__[:200],
         "module": str(type(error).__module__)[:200],
@@ -201,8 +208,9 @@ def load(answer: dict[str, Any]) -> BaseException | None:
     """
     if answer.get("done") is True:
         return None
-    kind = getattr(outcomes, str(answer.get("outcome")), None)
-    if isinstance(kind, type) and issubclass(kind, Outcome):
+    name = str(answer.get("outcome"))
+    kind = _MISFITS.get(name) or getattr(outcomes, name, None)
+    if isinstance(kind, type) and issubclass(kind, (Outcome, BodyDecodeError)):
         try:
             return kind(**answer["state"])
         except Exception as error:  # noqa: BLE001 - another process may have written anything
