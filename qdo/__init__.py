@@ -2,9 +2,9 @@
 
 Public are the names of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.errors`,
 `qdo.idempotency`, `qdo.state`, `qdo.outbox`, `qdo.ingest`, `qdo.tracing`, `qdo.testing`,
-`qdo.dashboard` and `qdo.contrib.starlette`, and for tools those that the documentation of
-`qdo.ops.dead_letters`, `qdo.coordination.client` and `qdo.coordination.queue_admin` lists.
-Everything else is private and may change in any version.
+`qdo.dashboard`, `qdo.contrib.django` and `qdo.contrib.starlette`, and for tools those that the
+documentation of `qdo.ops.dead_letters`, `qdo.coordination.client` and
+`qdo.coordination.queue_admin` lists. Everything else is private and may change in any version.
 
 This module imports names at first use, so a program that only sends does not load the worker.
 """

@@ -230,8 +230,9 @@ class App(OperatorCalls, RequestCalls):
         100
         """
         documents = self._documents[name]
-        if not self.hooks.own_middleware:
-            self.hooks.own_middleware.extend(self._documents.middleware())
+        for each in self._documents.middleware():
+            if each not in self.hooks.own_middleware:
+                self.hooks.own_middleware.append(each)
         return documents
 
     def lock(

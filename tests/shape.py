@@ -32,6 +32,8 @@ MEASURED_LOOPS = {
 """Functions that may be longer: in bench/jobs.py a call for each message costs throughput."""
 HOT_RECORDS = {"qdo/message.py Message": "one is built for each message, without keyword arguments"}
 """Classes whose constructors may be wider, with the reason."""
+PRESCRIBED = "qdo/contrib/django/"
+"""Files whose names Django prescribes may be short."""
 CLASS_AT_THE_TOP = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
 TEST_FUNCTION = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
 DOTTED = re.compile(r"\bqdo(?:\.\w+)+")
@@ -163,6 +165,7 @@ def fragments(files: Sequence[SourceText]) -> list[Finding]:
         for source in files
         if source.lines < FLOOR_LINES
         and not Path(source.path).name.startswith("__")
+        and not source.path.startswith(PRESCRIBED)
         and not any(
             Path(source.path).stem in other.text and module_of(source) in named_modules(other)
             for other in files

@@ -1,4 +1,4 @@
-"""Execute statements in an app's transaction, through psycopg or SQLAlchemy."""
+"""Execute statements in an app's transaction, through psycopg, SQLAlchemy or Django."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
+from qdo.brokers.django_connections import django_connection, driver_connection
 from qdo.errors import UsageError
 
 # SQLAlchemy passes an asynchronous connection to the function of `AsyncSession.run_sync`.
@@ -18,10 +19,14 @@ _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
 def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     """Return a function that executes statements in the transaction, and psycopg's connection.
 
-    :raises UsageError: the connection is neither from psycopg nor from SQLAlchemy with psycopg, or
-        the transaction is in a two-phase commit. PostgreSQL cannot prepare a transaction that sends
+    :raises UsageError: the connection is not from psycopg, or from SQLAlchemy or Django with
+        psycopg, or the transaction is in a two-phase commit. PostgreSQL cannot prepare a
+        transaction that sends
         notifications.
     """
+    wrapper = django_connection(connection)
+    if wrapper is not None:
+        connection = driver_connection(wrapper)
     if isinstance(connection, psycopg.Connection):
         _check_one_phase(connection)
         return connection.cursor(row_factory=tuple_row).execute, connection
@@ -38,8 +43,8 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
         return connection.exec_driver_sql, connection.connection.driver_connection
     raise UsageError(
         reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
-        f"SQLAlchemy with postgresql+psycopg://, got {type(connection).__name__}; for an "
-        "AsyncSession use the session from run_sync"
+        f"SQLAlchemy with postgresql+psycopg://, or a connection or alias of Django with psycopg 3,"
+        f" got {type(connection).__name__}; for an AsyncSession use the session from run_sync"
     )
 
 

@@ -53,7 +53,8 @@ def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
     tokens = f"{options.viewer_token}\n{options.operator_token}"
     # Sessions survive a restart, but end when a token changes.
     derived = hmac.new(tokens.encode(), b"qdo dashboard sessions", hashlib.sha256).digest()
-    flask.secret_key = derived if options.has_login else secrets.token_bytes(32)
+    own = options.secret.encode() or secrets.token_bytes(32)
+    flask.secret_key = derived if options.has_login else own
     flask.permanent_session_lifetime = timedelta(hours=SESSION_HOURS)
     flask.config.update(
         # Cookies ignore ports. Therefore two dashboards on one host need different cookie names.
@@ -78,8 +79,9 @@ def csrf_token() -> str:
 
 
 def operator_name() -> str:
-    """Return the name from the login and the address of the operator, for the action log."""
-    return f"{session.get('name') or OPERATOR} (dashboard, {request.remote_addr})"
+    """Return the name from the login, or from `authorize`, and the address of the operator."""
+    name = g.get("name") or session.get("name") or OPERATOR
+    return f"{name} (dashboard, {request.remote_addr})"
 
 
 def may_act() -> bool:
@@ -90,7 +92,14 @@ def _check() -> BaseResponse | str | tuple[Response, int] | None:
     options = board().options
     if not options.serves(request.host):
         abort(403, f"this dashboard is not called {printable(request.host)}; see --host")
-    g.role = _role(options)
+    if options.authorize is None:
+        g.role = _role(options)
+    else:
+        visitor = options.visitor(request.environ)
+        if visitor is None:
+            abort(403, "your login does not give access to this dashboard")
+        g.name = printable(visitor[0])[:NAME_CHARACTERS]
+        g.role = visitor[1]
     if request.method == "POST":
         _check_origin()
         _check_csrf()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from flask import current_app
 
 from qdo.connections.opened import Connections
 from qdo.coordination.client import Client
 from qdo.dashboard.reading import Actions, DirectReads, FleetReader, Reading
-from qdo.errors import DashboardUnsafeError, NotFoundError
+from qdo.errors import DashboardUnsafeError, NotFoundError, UsageError
 from qdo.ops.verdicts import RULES, VerdictRules
 from qdo.settings.settings import Settings
 
@@ -33,9 +34,14 @@ class DashboardOptions:
     :ivar viewer_token: token for read access, or "".
     :ivar operator_token: token for read access, and for actions if `allow_actions` is True.
     :ivar anonymous: every visitor has read access if there are no tokens.
-    :ivar allow_actions: operators may make changes. Requires the operator token.
+    :ivar allow_actions: operators may make changes. Requires the operator token, or `authorize`.
+    :ivar authorize: called with the WSGI environ of each request. Returns the name and the role
+        ("viewer" or "operator") of a visitor whom your own pages have authenticated, or None to
+        refuse the request. Replaces tokens.
+    :ivar secret: signs the cookies of forms, with `authorize`. All processes need the same text.
     :ivar show_bodies: show the bodies of messages.
-    :ivar hosts: names of the dashboard in browsers, in addition to localhost and IP addresses.
+    :ivar hosts: names of the dashboard in browsers, in addition to localhost and IP addresses. "*"
+        if your own pages check the name.
     :ivar https: browsers send the session's cookie only over HTTPS.
     :ivar pause_seconds: the minimum pause between two readings.
     """
@@ -44,6 +50,8 @@ class DashboardOptions:
     operator_token: str = ""
     anonymous: bool = False
     allow_actions: bool = False
+    authorize: Callable[[dict[str, Any]], tuple[str, str] | None] | None = None
+    secret: str = ""
     show_bodies: bool = False
     hosts: tuple[str, ...] = ()
     https: bool = False
@@ -52,6 +60,9 @@ class DashboardOptions:
 
     def check(self) -> None:
         """Raise DashboardUnsafeError for options that would admit visitors without a token."""
+        if self.authorize is not None:
+            self._check_authorize()
+            return
         for role, token in ((VIEWER, self.viewer_token), (OPERATOR, self.operator_token)):
             if token and len(token) < LEAST_TOKEN:
                 raise DashboardUnsafeError(
@@ -74,6 +85,30 @@ class DashboardOptions:
                 remedy="give --operator-token-file FILE or QDO_DASHBOARD_OPERATOR_TOKEN",
             )
 
+    def _check_authorize(self) -> None:
+        if self.has_login or self.anonymous:
+            raise DashboardUnsafeError(
+                rule="have one way to admit visitors, got authorize and tokens or anonymous=True",
+                remedy="leave out the others",
+            )
+        if self.allow_actions and len(self.secret) < LEAST_TOKEN:
+            raise DashboardUnsafeError(
+                rule=f"have a secret of at least {LEAST_TOKEN} characters to allow actions",
+                remedy="give secret=, the same text in all processes",
+            )
+
+    def visitor(self, environ: dict[str, Any]) -> tuple[str, str] | None:
+        """Return the name and the role that `authorize` gives, None if it refuses."""
+        found: Any = None if self.authorize is None else self.authorize(environ)
+        if found is None:
+            return None
+        if not isinstance(found, tuple) or found[1:] not in ((VIEWER,), (OPERATOR,)):
+            raise UsageError(
+                reason="authorize must return a name and the role 'viewer' or 'operator', or None,"
+                f" got {found!r:.100}"
+            )
+        return str(found[0]), str(found[1])
+
     @property
     def has_login(self) -> bool:
         return bool(self.viewer_token or self.operator_token)
@@ -83,7 +118,7 @@ class DashboardOptions:
         # An attacker may point another name at this machine to read pages through a browser that
         # can reach the machine. An attacker cannot redirect an IP address.
         name = host_name(host)
-        if name in ("localhost", *(each.lower() for each in self.hosts)):
+        if "*" in self.hosts or name in ("localhost", *(each.lower() for each in self.hosts)):
             return True
         try:
             ipaddress.ip_address(name.strip("[]"))

@@ -14,6 +14,7 @@ import select
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import psycopg
 from psycopg import errors, pq
@@ -65,6 +66,9 @@ _ASK_SECONDS = 8.0
 _silent: dict[str, str] = {}
 # The time at which this process found another host or server, by `SchemaAddress.server`.
 _renewed: dict[str, float] = {}
+
+# Passwords by conninfo. Addresses have none, because commands, logs and znodes show addresses.
+_passwords: dict[str, str] = {}
 
 # The bits of events: psycopg's generators return the awaited events, and get the events that
 # occurred.
@@ -136,6 +140,11 @@ def wait_for(poll: Any, fileno: int, wanted: int, deadline: float) -> int:
     failed = ready & ~(select.POLLIN | select.POLLOUT)
     can = (_READ if ready & select.POLLIN else 0) | (_WRITE if ready & select.POLLOUT else 0)
     return can | (wanted if failed else 0)
+
+
+def use_password(address: SchemaAddress, password: str) -> None:
+    """Log in with this password at an address, in place of libpq's sources of passwords."""
+    _passwords.update(dict.fromkeys(address.conninfos, password))
 
 
 class PostgresqlConnection(psycopg.Connection[Any]):
@@ -242,6 +251,8 @@ def connect(
 
 def _connect(conninfo: str, make_poll: Callable[[], Any], patience: float) -> PostgresqlConnection:
     deadline = time.monotonic() + patience
+    if conninfo in _passwords:
+        conninfo += f"&password={quote(_passwords[conninfo], safe='')}"
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     state: int = pq.PollingStatus.WRITING
     while state != pq.PollingStatus.OK:

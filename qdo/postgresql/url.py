@@ -13,7 +13,7 @@ _FORM = "postgresql://USER@HOST:PORT/DATABASE"
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _POOLERS = ("none", "transaction")
 # The options that libpq reads.
-_LIBPQ = (
+LIBPQ = (
     "host", "port", "service", "passfile", "sslmode", "sslrootcert",
     "sslcert", "sslkey", "sslcrl", "channel_binding", "target_session_attrs", "krbsrvname",
     "gssencmode", "keepalives_idle", "keepalives_interval", "keepalives_count",
@@ -102,7 +102,7 @@ def _parsed(url: str) -> SchemaAddress:
 
 
 def _options(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    known = ("schema", "pooler", *_LIBPQ)
+    known = ("schema", "pooler", *LIBPQ)
     options: dict[str, str] = {}
     for name, value in pairs:
         if name == "chroot":

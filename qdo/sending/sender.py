@@ -135,9 +135,9 @@ class Sender:
             `qdo.URGENT` (0), `HIGH` (3), `NORMAL` (5) or `LOW` (7).
         :param kind: the kind of the message, by which its queue's jobs share the messages. The
             default is the name of the body's class, if the class has fields.
-        :param connection: a connection of psycopg, or a connection or session of SQLAlchemy, to the
-            database of a PostgreSQL broker. The message is sent if, and only if, the transaction of
-            this connection commits.
+        :param connection: a connection of psycopg, a connection or session of SQLAlchemy, or a
+            connection or alias of Django, to the database of a PostgreSQL broker. The message is
+            sent if, and only if, the transaction of this connection commits.
         :raises QueueNameError: the queue's name is invalid. It must have 1 to 200 characters
             without "/", control characters and emoji. ".", ".." and "zookeeper" are reserved.
         :raises UsageError: the body would not arrive unchanged, the queue's job in this app takes

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 from qdo.brokers.base import Outgoing
+from qdo.brokers.django_connections import django_connection
 from qdo.errors import UsageError
 from qdo.idempotency import FencedWrites, ProcessedMessages, SqlSession, Write
 from qdo.message import Message
@@ -20,16 +22,29 @@ class StagedMessages:
     Each transaction sends a notification. PostgreSQL delivers the notification only if the
     transaction commits, and drops notifications after a rollback to a savepoint. A test does not
     need qdo's schema.
+
+    Django calls a function at each commit, with every database. The transaction of a `TestCase`
+    never commits. In it, the end of the outermost `atomic` of the app counts as the commit.
     """
 
     def __init__(self) -> None:
         self._channel = f"qdo_kit_{secrets.token_hex(8)}"
-        self._staged: list[Sequence[Outgoing]] = []
+        self._count = 0
+        self._staged: dict[str, Sequence[Outgoing]] = {}
         self._heard: list[str] = []
         self._listener: Any = None
+        self._wrappers: dict[str, Any] = {}
 
     def stage(self, connection: Any, messages: Sequence[Outgoing]) -> None:
         """Hold messages until the transaction of a connection commits."""
+        self._count += 1
+        number = str(self._count)
+        wrapper = django_connection(connection)
+        if wrapper is not None:
+            self._staged[number] = messages
+            self._wrappers[wrapper.alias] = wrapper
+            wrapper.on_commit(partial(self._heard.append, number))
+            return
         try:
             from qdo.brokers.app_transactions import executor_of
         except ImportError as error:
@@ -37,21 +52,30 @@ class StagedMessages:
         execute, driver = executor_of(connection)
         if self._listener is None:
             self._listener = self._listen(driver.info)
-        execute("SELECT pg_notify(%s, %s)", (self._channel, str(len(self._staged))))
-        self._staged.append(messages)
+        execute("SELECT pg_notify(%s, %s)", (self._channel, number))
+        self._staged[number] = messages
 
     def committed(self) -> list[Outgoing]:
         """Return the messages of new commits, in the order of the commits."""
-        if self._listener is None:
-            return []
-        # Notifications arrive in commit order, so notifications of earlier commits arrive before
-        # this notification.
-        self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
-        while "" not in self._heard:
-            self._listener.execute("SELECT 1")
-        numbers = [int(each) for each in self._heard if each]
+        if self._listener is not None:
+            # Notifications arrive in commit order, so notifications of earlier commits arrive
+            # before this notification.
+            self._listener.execute("SELECT pg_notify(%s, '')", (self._channel,))
+            while "" not in self._heard:
+                self._listener.execute("SELECT 1")
+        self._end_transactions_of_tests()
+        # Django's captureOnCommitCallbacks calls a function again.
+        found = [self._staged.pop(each, ()) for each in self._heard]
         self._heard.clear()
-        return [message for number in numbers for message in self._staged[number]]
+        return [message for messages in found for message in messages]
+
+    def _end_transactions_of_tests(self) -> None:
+        for wrapper in self._wrappers.values():
+            # Django marks the blocks of TestCase for `atomic(durable=True)`.
+            if all(getattr(each, "_from_testcase", False) for each in wrapper.atomic_blocks):
+                for _, call, _ in wrapper.run_on_commit:
+                    if getattr(call, "func", None) == self._heard.append:
+                        call()
 
     def close(self) -> None:
         if self._listener is not None:

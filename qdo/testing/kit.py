@@ -7,6 +7,7 @@ or stops, a new worker resumes from the recorded progress, as in a fleet.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 MOST_ATTEMPTS = 100_000
 LONGEST_SECONDS = 366 * 86_400.0
 KILLED = "the worker process died of SIGKILL"
+# Without any handler, as under unittest, Python prints warnings on stderr: 20 tracebacks for a job
+# that always fails. Handlers of the tests still get them.
+_QUIET = logging.NullHandler()
 
 
 class Results:
@@ -215,6 +219,7 @@ class TestKit(Results):
         most_attempts: int = MOST_ATTEMPTS,
         **settings: Unpack[GivenSettings],
     ) -> None:
+        logging.getLogger("qdo").addHandler(_QUIET)
         self.app = app
         self.clock = Clock() if clock is None else clock
         chosen = Settings().underlaid(app.given, app.origin).merged(settings, "TestKit")

@@ -35,16 +35,19 @@ LAYERS = (
     {"sending", "demo"},
     {"ingest", "operators", "requests"},
     {"app"},
-    {"contrib", "loading", "outbox", "tracing"},
+    {"loading", "outbox", "tracing"},
     {"worker"},
     {"dashboard"},
     {"cli", "testing"},
-    {"__main__"},
+    {"__main__", "contrib"},
 )
 """A file or folder of qdo/ imports only from the layers before its own, or from its own folder."""
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-FACADES = {"__init__.py", "settings/__init__.py", "testing/__init__.py", "dashboard/__init__.py"}
+FACADES = {
+    *("__init__.py", "settings/__init__.py", "testing/__init__.py", "dashboard/__init__.py"),
+    "contrib/django/__init__.py",
+}
 """The packages that users import from. The `__init__.py` of every other package is empty."""
 ALLOWED = {
     "kazoo": ("coordination/",),
@@ -52,6 +55,7 @@ ALLOWED = {
     "boto3": ("brokers/aws/",),
     "botocore": ("brokers/aws/",),
     "click": ("cli/",),
+    "django": ("contrib/django/",),
     "flask": ("dashboard/",),
     "rich": ("cli/", "demo/"),
     "prometheus_client": ("worker/metrics/",),
@@ -77,8 +81,8 @@ IO_MODULES = {
 }
 """Modules that the state machines must not import: their caller does all I/O."""
 EXTRAS = {
-    *("boto3", "botocore", "cryptography", "flask", "google", "opentelemetry", "prometheus_client"),
-    *("psycopg", "sqlalchemy", "urllib3"),
+    *("boto3", "botocore", "cryptography", "django", "flask", "google", "opentelemetry"),
+    *("prometheus_client", "psycopg", "sqlalchemy", "urllib3"),
 }
 """Libraries that are not installed with qdo alone."""
 LIGHT = {

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from qdo.errors import DashboardUnsafeError
-from tests.support.dashboard.shop import BASE, OPERATOR, VIEWER, FilledShop, Visitor
+from qdo.fleet.audit import read_entries
+from tests.support.dashboard.shop import BASE, LAYOUT, OPERATOR, VIEWER, FilledShop, Visitor
+from tests.support.processes import wait_until
 
 ADDRESSES = (
     *("/", "/queues", "/queue?name=fine", "/workers", "/dead-letters", "/holds", "/audit"),
@@ -189,6 +191,9 @@ UNSAFE: tuple[dict[str, Any], ...] = (
     {"viewer_token": VIEWER, "operator_token": VIEWER},
     {"anonymous": True, "allow_actions": True},
     {"viewer_token": VIEWER, "allow_actions": True},
+    {"authorize": lambda environ: None, "anonymous": True},
+    {"authorize": lambda environ: None, "viewer_token": VIEWER},
+    {"authorize": lambda environ: None, "allow_actions": True, "secret": "short"},
 )
 
 
@@ -202,3 +207,44 @@ def test_unsafe_options_are_rejected(local_shop: FilledShop) -> None:
 def test_a_large_form_is_refused(guarded: Visitor) -> None:
     """Before it is parsed."""
     assert guarded.post("/login", csrf="x" * 100_000).status_code in (403, 413)
+
+
+ROLES: dict[str, Any] = {"ada": ("ada", "operator"), "bob": ("bob", "viewer"), "eve": ("eve", "x")}
+
+
+def test_own_pages_decide_who_visits(local_shop: FilledShop) -> None:
+    """By each request's environ; no login page, and cookies that other processes accept."""
+    options: dict[str, Any] = {
+        "anonymous": False,
+        "authorize": lambda environ: ROLES.get(environ.get("HTTP_X_USER")),
+        "secret": OPERATOR,
+        "allow_actions": True,
+    }
+    first, second = local_shop.visitor(**options), local_shop.visitor(**options)
+    second.http._cookies = first.http._cookies
+    codes = {None: {403}, "mallory": {403}, "eve": {400, 409}, "bob": {200}, "ada": {200}}
+    for name, code in codes.items():  # an unknown role is a mistake of `authorize`
+        headers = {} if name is None else {"X-User": name}
+        for path in ("/", "/queues", "/api/config", "/static/dashboard.css"):
+            with first.get(path, headers=headers) as answer:
+                assert answer.status_code in code, (name, path)
+    assert "Log out" not in first.page("/", headers={"X-User": "ada"})
+    for name, acting in {"bob": 403, "ada": 302}.items():
+        login = first.get("/login", headers={"X-User": name}).text
+        csrf = re.search('name="csrf" value="([^"]+)"', login)
+        assert csrf is not None
+        fields = {"csrf": csrf[1], "glob": "ord*", "reason": "they move", "confirmed": "1"}
+        wait_until(lambda: second.reader.look(1.0) is not None, "the app is read")
+        headers = {"X-User": name, "Origin": BASE}
+        answer = second.http.post("/actions/pause", base_url=BASE, data=fields, headers=headers)
+        assert answer.status_code == acting, answer.text
+    [entry] = read_entries(local_shop.client, LAYOUT, limit=10)
+    assert entry.by == "ada (dashboard, 127.0.0.1)"
+
+
+def test_a_mounting_app_may_check_the_host(local_shop: FilledShop) -> None:
+    """With `*`, the dashboard has every name."""
+    headers = {"Host": "ops.example"}
+    for hosts, code in (((), 403), (("*",), 200)):
+        answer = local_shop.visitor(hosts=hosts).http.get("/api/config", headers=headers)
+        assert answer.status_code == code

@@ -71,7 +71,9 @@ def preload(*, optional: bool) -> None:
     if not optional:
         sys.modules.update(dict.fromkeys(OPTIONAL))  # an import of None fails
     for found in pkgutil.walk_packages(qdo.__path__, "qdo.", onerror=lambda _: None):
-        if not found.name.endswith("__main__") and "programs" not in found.name:
+        if not found.name.endswith("__main__") and not {"programs", "contrib"} & {
+            *found.name.split(".")
+        }:
             with contextlib.suppress(ImportError, SettingsError):
                 importlib.import_module(found.name)
     for name in ("rich.console", "rich.table"):  # those that print a table import them

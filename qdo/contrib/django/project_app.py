@@ -1,0 +1,123 @@
+"""The app of a Django project, made of ``settings.QDO``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from qdo.app import App
+from qdo.connections.broker import OpenBroker
+from qdo.contrib.django.databases import PLACES, PREFIX, resolved_address
+from qdo.errors import SettingsError
+from qdo.jobs.middleware import Middleware
+from qdo.settings.settings import check_names
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+EXAMPLE = 'QDO = {"app": "shop", "broker": "django:default"}'
+
+
+class DjangoApp(App):
+    """An app whose jobs and hooks use Django's ORM, and leave no connections behind.
+
+    While Django's test environment is set up, messages are kept in memory, as Django keeps mail.
+    """
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.hooks.own_middleware += [Middleware(_closing), Middleware(_closing_async, "async")]
+
+    def failure(self, hook: _Hook) -> _Hook:
+        super().failure(_closing_after(hook))
+        return hook
+
+    def observer(self, hook: _Hook) -> _Hook:
+        super().observer(_closing_after(hook))
+        return hook
+
+    def _open_broker(self) -> OpenBroker:
+        if not _is_test_environment():
+            return super()._open_broker()
+        from qdo.testing.faults import SendingBroker
+        from qdo.testing.memory_broker import MemoryStore
+
+        memory = SendingBroker(MemoryStore(), self.name, lambda *point: None, lambda id: None)
+        return OpenBroker(memory, None)
+
+
+@functools.cache
+def project_app() -> DjangoApp:
+    """Return the app of this Django project; raise SettingsError if ``settings.QDO`` is wrong."""
+    try:
+        given = getattr(settings, "QDO", None)
+    except ImproperlyConfigured as error:
+        reason = f"Django has no settings: {error} Or start with `manage.py qdo`"
+        raise SettingsError(name="QDO", reason=reason) from error
+    if not isinstance(given, dict) or not isinstance(given.get("app"), str):
+        raise SettingsError(
+            name="QDO",
+            reason=f"Django's settings must have a dict that names the app, as in {EXAMPLE},"
+            f" got {given!r:.100}",
+        )
+    check_names(given, "settings.QDO")
+    chosen = {name: value for name, value in given.items() if name != "app"}
+    for name in PLACES:
+        if str(chosen.get(name, "")).startswith(PREFIX):
+            chosen[name] = resolved_address(chosen[name], name)
+    known = {name: value for name, value in chosen.items() if value is not None}
+    return DjangoApp(given["app"], **known)
+
+
+def close_connections() -> None:
+    """Close the connections of this greenlet or thread, except those in a transaction of a test."""
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+def _close_old() -> None:
+    """Close the connections of Django's thread for coroutines, unless CONN_MAX_AGE keeps them."""
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+
+
+def _closing(call_next: Callable[..., None], message: Any, context: Any) -> None:
+    # Greenlets and threads of jobs come and go, so CONN_MAX_AGE would keep a connection for each.
+    try:
+        call_next(message, context)
+    finally:
+        close_connections()
+
+
+async def _closing_async(call_next: Callable[..., Any], message: Any, context: Any) -> None:
+    try:
+        await call_next(message, context)
+    finally:
+        await sync_to_async(_close_old)()
+
+
+def _closing_after(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def call(*args: Any) -> Any:
+        try:
+            return hook(*args)
+        finally:
+            close_connections()
+
+    return call
+
+
+def _is_test_environment() -> bool:
+    """Return whether `manage.py test` or pytest-django runs, as opposed to a test of qdo's kit."""
+    utils: Any = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")
