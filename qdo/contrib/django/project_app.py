@@ -32,7 +32,10 @@ class DjangoApp(App):
 
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__(name, **settings)
-        self.hooks.own_middleware += [Middleware(_closing), Middleware(_closing_async, "async")]
+        self.hooks.own_middleware += [
+            Middleware(_closing, "sync"),
+            Middleware(_closing_async, "async"),
+        ]
 
     def failure(self, hook: _Hook) -> _Hook:
         super().failure(_closing_after(hook))
