@@ -101,7 +101,7 @@ class WatchCost:
         return statistics.median(self.processors)
 
 
-class Dashboard:
+class MeasuredDashboard:
     """A process of `qdo dashboard`, and clients of it."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
@@ -189,7 +189,7 @@ def measure_pages(entry: PageTimes, url: str, rounds: int) -> None:
     """Measure each page several times while the app is read again and again."""
     with tempfile.TemporaryDirectory(prefix="bench-dashboard-") as name:
         environment = fill(url, Path(name), entry.queues, 1, blocked=100)
-        dashboard = Dashboard(environment, Path(name))
+        dashboard = MeasuredDashboard(environment, Path(name))
         with dashboard.program as program:
             dashboard.wait_until_read()
             with dashboard.watched(1):
@@ -222,7 +222,7 @@ def measure_cost(
         worker = Program(
             [sys.executable, "-m", "qdo.cli.worker"], folder=folder, environment=environment
         )
-        dashboard = Dashboard(environment, folder)
+        dashboard = MeasuredDashboard(environment, folder)
         with worker, dashboard.program:
             dashboard.wait_until_read()
             _wait_for_work(counted)
@@ -242,7 +242,7 @@ def measure_cost(
                     packets.append(requests)
 
 
-def _processor_seconds(dashboard: Dashboard) -> float:
+def _processor_seconds(dashboard: MeasuredDashboard) -> float:
     text = Path(f"/proc/{dashboard.program.pid}/stat").read_text()
     user, system = text.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

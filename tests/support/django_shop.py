@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tests.support.cli import Ended, clean_environment, command
+from tests.support.cli import Ended, command
 from tests.support.paths import ROOT
 from tests.support.postgresql.server import SUPERUSER, PostgresqlDatabase
 
+if TYPE_CHECKING:
+    import psycopg
+
 EXAMPLE = ROOT / "docs" / "examples" / "django_shop"
-MORE = ROOT / "tests" / "apps" / "django_checks"
+CHECKS = ROOT / "tests" / "integration" / "django" / "checks"
 
 
 class DjangoShop:
-    """A copy of the shop, with the jobs and tests of ``tests/apps/django_checks``.
+    """A copy of the shop, with the jobs and tests of ``tests/integration/django/checks``.
 
     :param database: None for SQLite.
     """
 
     def __init__(self, folder: Path, database: PostgresqlDatabase | None = None) -> None:
         self.folder = folder / "project"
+        self._database = database
         shutil.copytree(EXAMPLE, self.folder)
-        shutil.copytree(MORE, self.folder / "checks")
+        shutil.copytree(CHECKS, self.folder / "checks")
         self.environment = {"DJANGO_SETTINGS_MODULE": "checks.settings"}
         if database is not None:
             places = {"DB": database.name, "USER": SUPERUSER, "HOST": "127.0.0.1"}
@@ -35,9 +39,7 @@ class DjangoShop:
         more = {**self.environment, **environment}
         return command("manage.py", *arguments, cwd=self.folder, env=more)
 
-    def line(self, *arguments: str) -> list[str]:
-        """Return the command line of a server."""
-        return [sys.executable, *arguments]
-
-    def whole_environment(self) -> dict[str, str]:
-        return clean_environment(self.environment)
+    def connect(self) -> psycopg.Connection[Any]:
+        """Connect to its database as superuser, with autocommit."""
+        assert self._database is not None
+        return self._database.connect()

@@ -21,7 +21,7 @@ from qdo.contrib.django.project_app import project_app
 from qdo.dashboard import create_app
 
 if TYPE_CHECKING:
-    from flask import Flask
+    from wsgiref.types import WSGIApplication
 
     ModelAdmin = admin.ModelAdmin[Dashboard]
 else:
@@ -31,7 +31,7 @@ VISITOR = "qdo.visitor"
 
 
 @functools.cache
-def _dashboard() -> Flask:
+def _dashboard() -> WSGIApplication:
     # All processes of a web server sign the cookies of forms with the same key.
     secret = hashlib.sha256(f"qdo dashboard {settings.SECRET_KEY}".encode()).hexdigest()
     return create_app(

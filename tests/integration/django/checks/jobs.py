@@ -1,0 +1,69 @@
+"""Jobs that use Django's ORM, in each executor; one fails always."""
+
+from __future__ import annotations
+
+from django.db import connection, transaction
+from orders.models import Order
+
+import qdo
+from qdo.contrib.django import app
+
+hooks = []
+
+
+def mark(message):
+    with transaction.atomic():
+        order = Order.objects.select_for_update().get(pk=message.body["order"])
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(0.05)")
+        order.state = message.queue.split("-")[0]
+        order.save()
+        app.send("marked", order.pk, connection=connection)
+
+
+@app.job("greenlet-*")
+def in_greenlet(message, context):
+    mark(message)
+
+
+@app.job("thread-*", executor="thread")
+def in_thread(message, context):
+    mark(message)
+
+
+@app.job("process-*", executor="process")
+def in_process(message, context):
+    mark(message)
+
+
+@app.job("async-*")
+async def in_coroutine(message, context):
+    order = await Order.objects.aget(pk=message.body["order"])
+    order.state = "async"
+    await order.asave()
+
+
+@app.job("marked")
+def count(message, context):
+    Order.objects.filter(pk=message.body).update(item="marked")
+
+
+@app.job("failing")
+def fail(message, context):
+    raise ValueError(f"order {message.body} cannot be shipped")
+
+
+@app.job("sending")
+def send(message, context):
+    with transaction.atomic():
+        app.send("marked", message.body, connection="default")
+
+
+@app.failure
+def note_failure(message, context, error):
+    hooks.append(Order.objects.count())
+
+
+@app.observer
+def note(event: qdo.Event):
+    Order.objects.exists()
