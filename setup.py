@@ -48,10 +48,13 @@ POSTGRESQL = ["psycopg[binary]>=3.3,<3.4"]
 TRACING = ["opentelemetry-api>=1.30,<2"]
 # Strangers send requests to these; Flask allows versions with known vulnerabilities.
 DASHBOARD = ["flask>=3.1.1,<3.2", "werkzeug>=3.1.4,<4", "jinja2>=3.1.6,<4"]
+# The database of the project is the broker, and the admin has the dashboard.
+DJANGO = ["django>=5.2,<6.1", *POSTGRESQL, *DASHBOARD]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
     *AWS,
     *DASHBOARD,
+    *DJANGO,
     *ENCRYPTION,  # makes certificates for servers of tests, too
     *HTTP,
     *METRICS,
@@ -75,6 +78,8 @@ TEST = [
     "uvicorn>=0.54,<0.55",
     "a2wsgi>=1.10.10,<1.11",  # mounts the dashboard in ASGI apps
     "httpx2>=2.16,<3",  # the TestClient of Starlette
+    "gunicorn>=27,<28",  # serves the shop of docs/django.rst
+    "django-stubs>=6.1,<6.2",
     "selenium>=4.51,<5",  # looks at the dashboard in Chromium
     "hypothesis>=6.168,<7",
     # The libraries in the table of docs/async.rst.
@@ -114,6 +119,7 @@ setup(
     extras_require={
         "aws": AWS,
         "dashboard": DASHBOARD,
+        "django": DJANGO,
         "encryption": ENCRYPTION,
         "http": HTTP,
         "metrics": METRICS,
