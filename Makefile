@@ -7,7 +7,7 @@
 # make bench  qdo measured beside its peers
 # make audit  known vulnerabilities of libraries
 # make docs   the documentation, into docs/_build/html
-# make lint   ruff and mypy only
+# make lint   ruff, mypy, and pyright for uses of the API only
 # make screenshots   the pictures of the dashboard in the documentation
 #
 # Everything is installed into .venv; `make clean` removes it. `make demo` installs qdo only, the
@@ -93,6 +93,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright -p tests/uses --pythonpath $(BIN)/python
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -91,6 +91,7 @@ TEST = [
     "trio>=0.35,<0.36",
     "objgraph>=3.6,<4",  # for kazoo's own tests
     "mypy>=2.4,<2.5",
+    "pyright[nodejs]==1.1.414",  # with its own node; checks tests/uses as an app's author does
     "ruff>=0.17.5,<0.18",
     "types-ujson>=5.10",
     "types-protobuf>=7,<8",

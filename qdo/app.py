@@ -9,7 +9,7 @@ import contextlib
 import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack, overload
 
 from qdo.brokers.base import Broker
 from qdo.callables import check_hook
@@ -24,8 +24,17 @@ from qdo.fleet.limit_node import DeclaredLimit, LimitNode, checked_terms
 from qdo.fleet.names import checked_name
 from qdo.jobs.job import Checkpoint, Job, check_declaration
 from qdo.jobs.kinds import KindJob
-from qdo.jobs.middleware import Around, FailureHook, Hooks, Middleware
-from qdo.jobs.options import ExecutorName, Order
+from qdo.jobs.middleware import (
+    Around,
+    AsyncMiddlewareFunction,
+    ContextSource,
+    FailureHook,
+    Hooks,
+    Middleware,
+    MiddlewareFunction,
+    Observer,
+)
+from qdo.jobs.options import ExecutorName, Order, RunOptions
 from qdo.jobs.policy_tables import literal_characters
 from qdo.jobs.retry import Policy
 from qdo.operators import OperatorCalls
@@ -38,11 +47,23 @@ if TYPE_CHECKING:
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitAsk
+    from qdo.message import Batch, Message
+    from qdo.requests.jobs import Request
     from qdo.settings.given import GivenSettings
     from qdo.settings.live import SettingsInForce
     from qdo.settings.settings import Settings
 
+# What decorators accept, and return unchanged. The run-time checks are in `qdo.callables`. A bound
+# by text is not loaded: only type checkers need it.
+_Job = TypeVar("_Job", bound="Callable[[Message, Any], object]")
+_BatchJob = TypeVar("_BatchJob", bound="Callable[[Batch, Any], object]")
+_PoolJob = TypeVar("_PoolJob", bound="Callable[[Request, Any], object]")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Context = TypeVar("_Context", bound=ContextSource)
+_Middleware = TypeVar("_Middleware", bound=MiddlewareFunction)
+_AsyncMiddleware = TypeVar("_AsyncMiddleware", bound=AsyncMiddlewareFunction)
+_FailureHook = TypeVar("_FailureHook", bound=FailureHook)
+_Observer = TypeVar("_Observer", bound=Observer)
 
 
 class OutboxTable(Protocol):
@@ -92,7 +113,7 @@ class App(OperatorCalls, RequestCalls):
         self,
         name: str,
         *,
-        job_context: Callable[[], Any] | None = None,
+        job_context: ContextSource | None = None,
         job_failure: FailureHook | None = None,
         **settings: Unpack[GivenSettings],
     ) -> None:
@@ -114,6 +135,33 @@ class App(OperatorCalls, RequestCalls):
             self.failure(job_failure)
 
     # --- jobs ---
+
+    @overload
+    def job(
+        self, queues: str = "*", *, pool: Literal[True], **options: Unpack[RunOptions]
+    ) -> Callable[[_PoolJob], _PoolJob]: ...
+
+    @overload
+    def job(
+        self,
+        queues: str = "*",
+        checkpoint: Checkpoint = "interval",
+        *,
+        batch: int,
+        batch_wait_seconds: float = 0.0,
+        order: Literal["queue", "none"] = "queue",
+        **options: Unpack[RunOptions],
+    ) -> Callable[[_BatchJob], _BatchJob]: ...
+
+    @overload
+    def job(
+        self,
+        queues: str = "*",
+        checkpoint: Checkpoint = "interval",
+        *,
+        order: Order = "queue",
+        **options: Unpack[RunOptions],
+    ) -> Callable[[_Job], _Job]: ...
 
     def job(
         self,
@@ -355,16 +403,23 @@ class App(OperatorCalls, RequestCalls):
 
     # --- hooks ---
 
-    def context(self, factory: _Function) -> _Function:
+    def context(self, factory: _Context) -> _Context:
         """Register the decorated function as the app's `job_context`."""
         self.hooks.add_context(factory)
         return factory
 
     @overload
-    def middleware(self, function: _Function) -> _Function: ...
+    def middleware(self, function: _Middleware) -> _Middleware: ...
 
     @overload
-    def middleware(self, *, jobs: Around = "all") -> Callable[[_Function], _Function]: ...
+    def middleware(
+        self, *, jobs: Literal["async"]
+    ) -> Callable[[_AsyncMiddleware], _AsyncMiddleware]: ...
+
+    @overload
+    def middleware(
+        self, *, jobs: Literal["all", "sync"] = "all"
+    ) -> Callable[[_Middleware], _Middleware]: ...
 
     def middleware(
         self, function: _Function | None = None, *, jobs: Around = "all"
@@ -390,12 +445,12 @@ class App(OperatorCalls, RequestCalls):
 
         return register if function is None else register(function)
 
-    def failure(self, hook: _Function) -> _Function:
+    def failure(self, hook: _FailureHook) -> _FailureHook:
         """Register the decorated function as the app's `job_failure`."""
         self.hooks.add_failure(hook)
         return hook
 
-    def observer(self, hook: _Function) -> _Function:
+    def observer(self, hook: _Observer) -> _Observer:
         """Register the decorated function. The worker calls it with a `qdo.Event` for each attempt.
 
         An app may have several observers. An observer delays its queue while it runs, so it should

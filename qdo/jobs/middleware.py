@@ -33,10 +33,14 @@ Around = Literal["all", "sync", "async"]
 # A function that is called as ``function(call_next, message, context)``, and whose result is
 # ignored.
 MiddlewareFunction = Callable[[Callable[[Any, Any], Any], Any, Any], Any]
+AsyncMiddlewareFunction = Callable[[Callable[[Any, Any], Awaitable[Any]], Any, Any], Awaitable[Any]]
 CheckStart = Callable[[Any], object]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
-FailureHook = Callable[[Message, Any, BaseException], Any]
-Observer = Callable[[Event], Any]
+# A function of an app that returns a context manager, or a generator function.
+ContextSource = Callable[[], AbstractContextManager[Any] | Iterator[Any]]
+# These return None: a coroutine would never run.
+FailureHook = Callable[[Message, Any, BaseException], None]
+Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +208,12 @@ class Hooks:
         self.middleware: list[Middleware] = []
         self.own_middleware: list[Middleware] = []
 
-    def add_context(self, factory: Callable[[], Any]) -> None:
+    def add_context(self, factory: ContextSource) -> None:
         if self.job_context is not _empty_context:
             raise self._already("job_context", "write one that yields the resources of both")
         self.replace_context(factory)
 
-    def replace_context(self, factory: Callable[[], Any]) -> None:
+    def replace_context(self, factory: ContextSource) -> None:
         """Replace the app's `job_context` with a function."""
         check_call(factory, (), "job_context")
         check_plain(factory, "job_context")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from qdo.callables import check_hook, describe_callable, is_async
 from qdo.errors import UsageError
@@ -31,6 +31,21 @@ MOST_CONCURRENCY = 10_000
 MOST_BATCH = 10_000
 MOST_COUNT = 10**9
 MOST_LIMITS = 16
+
+
+class RunOptions(TypedDict, total=False):
+    """The parameters of `App.job` that jobs for messages, batches and requests share."""
+
+    executor: ExecutorName | None
+    timeout_seconds: float | None
+    memory_mib: int | None
+    recycle_after: int | None
+    policy: Policy | None
+    concurrency: int | None
+    limits: Collection[str]
+    per_queue_rate: str | None
+    body: Any
+    kind: str | None
 
 
 def check_job(function: Any, first: str = "message") -> None:

@@ -50,7 +50,7 @@ from qdo.text import describe, did_you_mean, one_line
 
 Jitter: TypeAlias = Literal["full", "equal"]
 Then: TypeAlias = Literal["dead-letter", "block", "skip"]
-Kinds: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
+Kinds: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 ENDS: tuple[Then, ...] = get_args(Then)
 MAX_ATTEMPTS = 1_000_000

@@ -43,9 +43,9 @@ MAX_KEY = 1000
 MAX_HEADERS_BYTES = 64 * 1024
 _MAX_NUMBER = 1e300
 
-Moment: TypeAlias = "datetime.datetime | float"
+Moment: TypeAlias = datetime.datetime | float
 # Returns the type of the bodies of a queue and a kind, None if its job takes all bodies.
-TypeOf: TypeAlias = "Callable[[str, str | None], BodyType | None]"
+TypeOf: TypeAlias = Callable[[str, str | None], BodyType | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class NewMessage:
     kind: str | None = None
 
 
-AnyMessage: TypeAlias = "NewMessage | Mapping[str, Any] | tuple[Any, ...]"
+AnyMessage: TypeAlias = NewMessage | Mapping[str, Any] | tuple[Any, ...]
 
 
 class MessageOptions(TypedDict, total=False):
