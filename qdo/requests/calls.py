@@ -8,7 +8,7 @@ import time
 import unicodedata
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qdo.bodies import loaded, plain_value
@@ -35,6 +35,7 @@ from qdo.sending.messages import (
     build_send_options,
     check_key,
     is_number,
+    names_error,
     priority_text,
 )
 from qdo.sending.sender import Sender
@@ -331,9 +332,8 @@ def _terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:
     try:
         return RequestTerms(**request)
     except TypeError as error:
-        names = ", ".join(each.name for each in fields(RequestTerms))
-        reason = f"a request as a dict must have the keys {names}: {error}"
-        raise UsageError(reason=reason) from error
+        known = RequestTerms.__slots__
+        raise names_error("the keys of a request", request, known) from error
 
 
 def _plain(request: RequestTerms, type_of: TypeOf | None) -> Outgoing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -31,6 +31,7 @@ from qdo.queues import check_queue_name
 from qdo.sending.once import once_options
 from qdo.settings.settings import Settings
 from qdo.settings.vaults import StreamOf, vault_of
+from qdo.text import did_you_mean
 
 if TYPE_CHECKING:
     from qdo.encryption.bodies import BodyVault
@@ -231,11 +232,18 @@ def outgoing_of(
     try:
         new = NewMessage(**message)
     except TypeError as error:
-        fields = ", ".join(NewMessage.__slots__)
-        raise UsageError(
-            reason=f"a message as a dict must have the keys {fields}: {error}"
-        ) from error
+        raise names_error("the keys of a message", message, NewMessage.__slots__) from error
     return outgoing_of(new, once, type_of)
+
+
+def names_error(what: str, given: Iterable[Any], known: Collection[str]) -> UsageError:
+    """Return the error for names of which one is unknown, or a required one is missing."""
+    unknown = [each for each in given if each not in known]
+    if unknown:
+        found = f"{unknown[0]!r}{did_you_mean(unknown[0], known)}"
+    else:
+        found = f"only {', '.join(given)}"
+    return UsageError(reason=f"{what} must be {', '.join(known)}, got {found}")
 
 
 def build_send_options(

@@ -19,6 +19,7 @@ from qdo.sending.messages import (
     check_options,
     check_size,
     encrypted,
+    names_error,
     outgoing_of,
     with_defaults,
 )
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from qdo.brokers.base import Broker, Outgoing
     from qdo.jobs.timers import Missed, Timer
     from qdo.webhooks import DeclaredWebhook
+
+# Of `Sender.send`, for errors.
+_PARAMETERS = (*NewMessage.__slots__, "connection")
 
 
 class Sender:
@@ -147,7 +151,10 @@ class Sender:
         :raises UnreachableError: the broker cannot be reached.
         """
         warn_if_blocking(within=connection)
-        message = NewMessage(queue, body, key, headers, **options)
+        try:
+            message = NewMessage(queue, body, key, headers, **options)
+        except TypeError as error:
+            raise names_error("the parameters of send", options, _PARAMETERS) from error
         return self._store([outgoing_of(message, None, self.type_of)], connection)[0]
 
     def send_many(
@@ -209,7 +216,10 @@ class Sender:
 
         :param options: the parameters of `send`, except for `connection`.
         """
-        message = NewMessage(queue, body, key, headers, **options)
+        try:
+            message = NewMessage(queue, body, key, headers, **options)
+        except TypeError as error:
+            raise names_error("the parameters of asend", options, NewMessage.__slots__) from error
         return (await self.asend_many([message]))[0]
 
     async def asend_many(

@@ -19,6 +19,7 @@ from qdo.sending.messages import (
     TypeOf,
     build_outgoing,
     check_key,
+    names_error,
 )
 from qdo.system.twins import twin, warn_if_blocking
 
@@ -184,7 +185,8 @@ class Stream:
         try:
             return NewMessage(self.name, **values)
         except TypeError as error:
-            raise UsageError(reason=f"cannot send to stream {self.name!r}: {error}") from error
+            known = [each for each in NewMessage.__slots__ if each != "queue"]
+            raise names_error("the parameters of a message for a stream", values, known) from error
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}>"

@@ -101,6 +101,7 @@ def test_a_time_may_be_a_number_or_a_datetime(at: Any) -> None:
         ({"dedup_key": "k", "dedup_seconds": 0}, "dedup_seconds"),
         ({"dedup_key": "k", "dedup_seconds": float("inf")}, "dedup_seconds"),
         ({"dedup_key": "k", "dedup_seconds": 366 * 86_400 + 1}, "dedup_seconds"),
+        ({"delay_second": 5}, "(did you mean 'delay_seconds'?)"),
     ],
 )
 def test_rejects_invalid_options(app: App, options: dict[str, Any], part: str) -> None:
@@ -110,6 +111,25 @@ def test_rejects_invalid_options(app: App, options: dict[str, Any], part: str) -
     assert part in caught.value.details["reason"]
     with pytest.raises(UsageError):
         app.send_many([("q", 1), {"queue": "q", "body": 1, **options}])
+    assert app.broker.catalog.names() == []
+
+
+def test_a_mistyped_option_names_its_call(app: App) -> None:
+    """And the nearest option."""
+    users = app.stream("users")
+    calls = {
+        "of send must": lambda wrong: app.send("q", 1, **wrong),
+        "of asend must": lambda wrong: asyncio.run(app.asend("q", 1, **wrong)),
+        "for a stream must": lambda wrong: users.send("ada", 1, **wrong),
+        "of a request must": lambda wrong: app.request_many([{"pool": "q", "body": 1, **wrong}]),
+    }
+    for name, call in calls.items():
+        with pytest.raises(UsageError) as caught:
+            call({"delay_second": 5})
+        assert name in caught.value.details["reason"]
+        assert (
+            "got 'delay_second' (did you mean 'delay_seconds'?)" in caught.value.details["reason"]
+        )
     assert app.broker.catalog.names() == []
 
 
