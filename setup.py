@@ -80,6 +80,7 @@ TEST = [
     "httpx2>=2.16,<3",  # the TestClient of Starlette
     "gunicorn>=27,<28",  # serves the shop of docs/django.rst
     "django-stubs>=6.1,<6.2",
+    "django-tasks>=0.12,<0.13",  # the tasks of Django 6, for earlier versions
     "selenium>=4.51,<5",  # looks at the dashboard in Chromium
     "hypothesis>=6.168,<7",
     # The libraries in the table of docs/async.rst.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from django.apps import AppConfig
+from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
+
+TASKS = "qdo.contrib.django.tasks"
 
 
 class QdoConfig(AppConfig):
@@ -16,3 +21,6 @@ class QdoConfig(AppConfig):
 
     def ready(self) -> None:
         autodiscover_modules("jobs")
+        backends = getattr(settings, "TASKS", {}).values()
+        if any(each.get("BACKEND", "").startswith(TASKS) for each in backends):
+            import_module(TASKS)  # its jobs run the tasks

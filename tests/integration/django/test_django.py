@@ -22,7 +22,7 @@ from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import Proc, wait_until
 from tests.support.zookeeper import free_ports
 
-EXECUTORS = ("greenlet", "thread", "process")
+EXECUTORS = ("greenlet", "thread", "process", "async")
 JOBS = 20
 CONNECTIONS = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -60,7 +60,7 @@ def test_own_tests_run_without_servers(tmp_path: Path) -> None:
     """On SQLite, in Django's TestCase and TransactionTestCase, and without a line of qdo."""
     done = DjangoShop(tmp_path).manage("test", "--noinput")
     assert done.code == 0, done.err
-    assert re.findall(r"^Ran (\d+) tests", done.err, re.MULTILINE) == ["21"]
+    assert re.findall(r"^Ran (\d+) tests", done.err, re.MULTILINE) == ["22"]
     assert "dead letter" not in done.err + done.out
     assert "Traceback" not in done.err
 

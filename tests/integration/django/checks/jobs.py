@@ -40,6 +40,7 @@ def in_process(message, context):
 async def in_coroutine(message, context):
     order = await Order.objects.aget(pk=message.body["order"])
     order.state = "async"
+    order.item = "marked"
     await order.asave()
 
 

@@ -18,3 +18,4 @@ QDO = shop.QDO | {
 }
 if "SHOP_DB" not in os.environ:
     DATABASES["default"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}
+TASKS = {"default": {"BACKEND": "qdo.contrib.django.tasks.QdoBackend"}}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
+from django.utils import timezone
 from orders.models import Order
 
+from checks import tasks
 from qdo.contrib.django import app
 from qdo.errors import UnsupportedError, UsageError
 from qdo.testing import TestKit
@@ -92,6 +95,34 @@ class InTestCase(Sending, TestCase):
 
 class WithCommits(Sending, TransactionTestCase):
     pass
+
+
+class Tasks(TestCase):
+    def test_tasks_run_as_requests(self):
+        later = timezone.now() + timedelta(hours=1)
+        with TestKit(app) as kit:
+            found = [
+                tasks.add.enqueue(1, two=2),
+                tasks.say.enqueue("hello"),
+                tasks.double.enqueue(4),
+                tasks.add.using(run_after=later).enqueue(5),
+                tasks.divide.enqueue(1),
+            ]
+            self.assertEqual({each.status for each in found}, {"READY"})
+            kit.run_until_idle()
+            values = [each.status for each in found if each.refresh() is None]
+            self.assertEqual(values, [*["SUCCESSFUL"] * 3, "READY", "READY"])
+            self.assertEqual([each.return_value for each in found[:3]], [3, "hello 1", 8])
+            kit.run_until_settled()
+            again = tasks.add.get_result(found[3].id)
+            self.assertEqual((again.return_value, again.args, again.attempts), (5, [5], 1))
+            self.assertGreater(again.finished_at, again.enqueued_at)
+            found[4].refresh()
+            self.assertEqual((found[4].status, found[4].attempts), ("FAILED", 3))
+            self.assertIn("ZeroDivisionError", found[4].errors[0].traceback)
+            with self.assertRaises(Exception) as error:
+                tasks.add.get_result("unknown")
+            self.assertEqual(type(error.exception).__name__, "TaskResultDoesNotExist")
 
 
 class Migrations(TestCase):
