@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from qdo.jobs.middleware import Middleware
 from qdo.settings.settings import check_names
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+# The tasks of the jobs that run on this process's asyncio loop.
+_coroutines: set[asyncio.Task[Any] | None] = set()
 
 EXAMPLE = 'QDO = {"app": "shop", "broker": "django:default"}'
 
@@ -86,14 +90,6 @@ def close_connections() -> None:
             connection.close()
 
 
-def _close_old() -> None:
-    """Close the connections of Django's thread for coroutines, unless CONN_MAX_AGE keeps them."""
-    for connection in connections.all(initialized_only=True):
-        connection.queries_log.clear()
-        if not connection.in_atomic_block:
-            connection.close_if_unusable_or_obsolete()
-
-
 def _closing(call_next: Callable[..., None], message: Any, context: Any) -> None:
     # Greenlets and threads of jobs come and go, so CONN_MAX_AGE would keep a connection for each.
     try:
@@ -103,10 +99,15 @@ def _closing(call_next: Callable[..., None], message: Any, context: Any) -> None
 
 
 async def _closing_async(call_next: Callable[..., Any], message: Any, context: Any) -> None:
+    # Django runs the queries of all coroutines on one thread, with one connection. Between two
+    # queries of a coroutine, it may hold a cursor of the server, as in `aiterator`.
+    _coroutines.add(asyncio.current_task())
     try:
         await call_next(message, context)
     finally:
-        await sync_to_async(_close_old)()
+        _coroutines.discard(asyncio.current_task())
+        if not _coroutines:
+            await sync_to_async(close_connections)()
 
 
 def _closing_after(hook: Callable[..., Any]) -> Callable[..., Any]:
