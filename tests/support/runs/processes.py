@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -257,6 +258,10 @@ class ItemRunner:
             os.dup2(null, stream)
         os.close(null)
         manager.getplugin("capturemanager").start_global_capturing()
+        # Without a writer, the report of an item that takes too long, or of a comparison, fails.
+        writer = create_terminal_writer(self._config, sys.stderr)
+        config: Any = self._config
+        config.get_terminal_writer = lambda: writer
         manager.register(self)
         folders: Any = self._config._tmp_path_factory  # type: ignore[attr-defined]
         folders._basetemp = folders.getbasetemp() / name

@@ -119,6 +119,14 @@ def test_a_failure_ends_the_run_on_request(tmp_path: Path) -> None:
     assert "stopping after 1 failures" in out
 
 
+def test_an_item_that_takes_too_long_is_named(tmp_path: Path) -> None:
+    """With the line at which it waits."""
+    code, out = ended(started(tmp_path, "-ppytest_timeout", "--timeout", "2", WAIT="1"))
+    assert code == 1
+    assert "Failed: Timeout (>2.0s)" in out
+    assert ">           time.sleep(60)" in out
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_ends_all_fixtures(tmp_path: Path, number: signal.Signals) -> None:
     """Also those of processes that run an item, which they end first."""
