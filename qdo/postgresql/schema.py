@@ -7,12 +7,12 @@ commit, a reader could see a later position first, and would skip the message. T
    others, and inserts the message. PostgreSQL releases the lock when readers can see the commit. So
    a reader that sees a message of a queue also sees all earlier messages of the queue.
 2. A transaction of an app keeps its messages in `outgoing`. A deferred trigger sends these messages
-as the last step before the commit. So no sender has to wait for a transaction that stays open for
-an hour.
+   as the last step before the commit. So no sender has to wait for a transaction that stays open
+   for an hour.
 3. Positions come from one sequence. A sender advances the sequence to the current time under a
-short lock. Rollbacks and snapshots do not affect a sequence. So the rule is true at every isolation
-level, and even if the server's clock is set back. Positions and the ids made from positions are
-unique in the schema.
+   short lock. Rollbacks and snapshots do not affect a sequence. So the rule is true at every
+   isolation level, and even if the server's clock is set back. Positions and the ids made from
+   positions are unique in the schema.
 
 The lock is `FOR NO KEY UPDATE`, which does not create a version of the row. Senders to different
 queues only share the sequence, for a few microseconds.

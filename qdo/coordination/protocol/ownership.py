@@ -5,18 +5,18 @@ node's version and rewrites the claimer's own ephemeral node. So even a stale pl
 queue a second owner. The rules, with their numbers in `docs/design`:
 
 2. To release queues, finish each message in flight, and wait for the open transaction of its queue.
-Then send one transaction that writes the final `last` and no owner into the queue nodes, and
-removes the queues from the own node. Releases have no other conditions.
+   Then send one transaction that writes the final `last` and no owner into the queue nodes, and
+   removes the queues from the own node. Releases have no other conditions.
 3. To claim queues, read the queue node and then, later in the same session, the owner's worker
-node. If the queue has no owner, or the owner's node is gone, send one transaction for the batch.
-(The coordinator never reuses numbers, so a node that is gone stays gone.) If the owner lives and
-still lists the queue, the same read watches the owner's node. When the owner's node changes, read
-the queue again.
-4.  Claims and releases are serial. Each queue has at most one open transaction of any kind.
+   node. If the queue has no owner, or the owner's node is gone, send one transaction for the batch.
+   (The coordinator never reuses numbers, so a node that is gone stays gone.) If the owner lives and
+   still lists the queue, the same read watches the owner's node. When the owner's node changes,
+   read the queue again.
+4. Claims and releases are serial. Each queue has at most one open transaction of any kind.
 5. After an unanswered transaction, send a barrier: write the own node with the value just read.
-After the barrier, no late request can take effect, and no lagging server can return old data. Then
-read the affected queues again, and adopt each queue that names this worker.
-6.  Processing starts from the `last` in the version of the node that the claim compared.
+   After the barrier, no late request can take effect, and no lagging server can return old data.
+   Then read the affected queues again, and adopt each queue that names this worker.
+6. Processing starts from the `last` in the version of the node that the claim compared.
 10. A worker notices a seek from a rejected write, or from the ``reread`` list in its own node.
 """
 

@@ -34,7 +34,7 @@ Properties of a plan:
 2. No plan has a smaller sum of squared loads.
 3. No plan with the same sum moves fewer queues to another group.
 4. Within a group, the fewest possible queues move, given the group's queues. If queues of a class
-must leave the group, the fullest workers give up these queues.
+   must leave the group, the fullest workers give up these queues.
 5. A second plan for the same input moves no queue.
 
 Cost: one match of each queue with each filter, then O(Q log W). A path costs O(C G) for C classes
