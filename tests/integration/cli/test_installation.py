@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,25 @@ def test_the_files_of_the_dashboard_are_installed(installed: Path) -> None:
         path = Path("qdo", "dashboard", folder)
         here = {each.name for each in (ROOT / path).iterdir()}
         assert {each.name for each in (installed / path).iterdir()} == here != set()
+
+
+def test_an_editable_installation_is_a_path(tmp_path: Path) -> None:
+    """Type checkers do not run import hooks; the path offers nothing but qdo."""
+    made = ("editable_wheel", "--dist-dir", str(tmp_path))
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info", "-e", str(tmp_path), *made],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [each for each in archive.namelist() if ".dist-info/" not in each]
+        folder = Path(archive.read(path).decode().strip())
+    assert path.endswith(".pth")
+    assert [each.name for each in folder.iterdir() if each.suffix != ".egg-info"] == ["qdo"]
+    assert (folder / "qdo" / "py.typed").is_file()
 
 
 def test_programs_run_beside_an_app_with_a_package_workers(installed: Path, tmp_path: Path) -> None:
