@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
 
 from flask import Flask, Response, render_template, request
 from werkzeug.exceptions import HTTPException
@@ -18,7 +19,17 @@ from qdo.dashboard.rendering import prepare
 from qdo.errors import QdoError, UnreachableError, UsageError
 from qdo.settings.settings import Settings
 
+_P = ParamSpec("_P")
 
+
+def _typed(
+    fields: Callable[_P, DashboardOptions],
+) -> Callable[[Callable[..., Flask]], Callable[Concatenate[Settings, _P], Flask]]:
+    """Show type checkers the fields of `DashboardOptions` as parameters of a function."""
+    return lambda function: function
+
+
+@_typed(DashboardOptions)
 def create_app(settings: Settings, **options: Any) -> Flask:
     """Return a WSGI app that shows one app. Serve it, or mount it in another WSGI app.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, assert_type
 
 import qdo
+from qdo.dashboard import close_app, create_app
 from qdo.testing import TestKit
 
 
@@ -167,6 +168,11 @@ async def asend() -> None:
     assert_type(await handle.acancel(reason="late"), bool)
     async with app.lock("report") as lock:
         assert_type(lock, qdo.HeldLock)
+
+
+def show() -> None:
+    """Make a dashboard."""
+    close_app(create_app(app.settings, anonymous=True, hosts=("localhost",), pause_seconds=2))
 
 
 def test_jobs() -> None:

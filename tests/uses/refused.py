@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import qdo
+from qdo.dashboard import create_app
 from qdo.testing import TestKit
 
 app = qdo.App("shop")
@@ -23,6 +24,7 @@ qdo.App("a", atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallI
 qdo.App("a", attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 qdo.App("a", queues=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 qdo.Worker(app, brust=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+create_app(app.settings, anonymus=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 TestKit(app, fetch="7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

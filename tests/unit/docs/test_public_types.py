@@ -24,14 +24,8 @@ SHOWN = {
     for found in re.finditer(r"autoclass:: qdo\.(?:\w+\.)*(\w+)\n(?:   :members:(.*)\n)?", PAGES)
 }
 """By class, the names of its documented members; "" for all, None for none."""
-MADE = frozenset(
-    [
-        *("AsyncBlock", "Attempt", "Backlog", "Batch", "Documents", "Event", "FailureRecord"),
-        *("Handle", "HeldLock", "HeldPermit", "Message", "PermitAsk", "Request", "Section"),
-        *("Stream", "WebhookEndpoints"),
-    ]
-)
-"""Classes whose objects qdo makes: their constructors are private."""
+MADE = frozenset(["Documents", "Message", "PermitAsk", "Request"])
+"""Classes that only qdo constructs, with parameters that are private."""
 HELD = {
     "Broker": "`Outbox.relay` gets that of an app",
     "Kinds": "workers call the functions of a job through it",
