@@ -22,6 +22,7 @@ from flask import (
     session,
     url_for,
 )
+from flask.sessions import SecureCookieSessionInterface
 from werkzeug.wrappers import Response as BaseResponse
 
 from qdo.dashboard.board import OPERATOR, VIEWER, DashboardOptions, board
@@ -48,6 +49,12 @@ _log = logging.getLogger(__name__)
 access = Blueprint("access", __name__)
 
 
+class _Sessions(SecureCookieSessionInterface):
+    def get_cookie_path(self, app: Flask) -> str:
+        """Return the path of the mounted dashboard: another one of the host has other logins."""
+        return request.script_root or "/"
+
+
 def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
     """Check every request, and add security headers to every response."""
     tokens = f"{options.viewer_token}\n{options.operator_token}"
@@ -55,6 +62,7 @@ def guard(flask: Flask, options: DashboardOptions, app: str) -> None:
     derived = hmac.new(tokens.encode(), b"qdo dashboard sessions", hashlib.sha256).digest()
     own = options.secret.encode() or secrets.token_bytes(32)
     flask.secret_key = derived if options.has_login else own
+    flask.session_interface = _Sessions()
     flask.permanent_session_lifetime = timedelta(hours=SESSION_HOURS)
     flask.config.update(
         # Cookies ignore ports. Therefore two dashboards on one host need different cookie names.

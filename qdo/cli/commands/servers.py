@@ -89,6 +89,8 @@ def dashboard(
     if (tls_cert is None) != (tls_key is None):
         raise UsageError(reason="--tls-cert and --tls-key must be given together")
     try:
+        from werkzeug.middleware.proxy_fix import ProxyFix
+
         from qdo.dashboard import create_app
         from qdo.dashboard.board import is_loopback
     except ImportError as error:
@@ -107,7 +109,13 @@ def dashboard(
         https=https or tls_cert is not None,
         rules=rules,
     )
-    _serve("dashboard", app, address, tls={} if tls_cert is None else _tls(tls_cert, tls_key or ""))
+    prefixed = ProxyFix(app, x_for=0, x_proto=0, x_prefix=1)  # a proxy may remove a begin of paths
+    _serve(
+        "dashboard",
+        prefixed,
+        address,
+        tls={} if tls_cert is None else _tls(tls_cert, tls_key or ""),
+    )
 
 
 @click.command()
