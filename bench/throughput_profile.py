@@ -127,14 +127,16 @@ def engine(
     settings: Settings | None = None,
     limits: Sequence[str] = (),
     rated: bool = False,
+    type: Any = None,
 ) -> float:
     """Return the messages per second of the worker engine.
 
     :param limits: of the job; this process has more of each than it uses.
     :param rated: the limits have a rate instead of a number of permits.
+    :param type: of the job's bodies.
     """
     app = App("bench")
-    app.job(limits=limits)(noop)
+    app.job(limits=limits, body=type)(noop)
     quiet = Event()
     member = MemoryMember()
     if settings is None:

@@ -244,9 +244,11 @@ class App(OperatorCalls, RequestCalls):
                 return job
         return None
 
-    def _type_of(self, queue: str, kind: str | None) -> BodyType | None:
+    def _type_of(self, queue: str, kind: str | None, pool: bool) -> BodyType | None:
         job = self.job_for(queue)
-        return None if job is None or job.kinds is None else job.kinds.type_of(queue, kind)
+        if job is None or job.kinds is None or job.pool != pool:
+            return None
+        return job.kinds.type_of(queue, kind)
 
     # --- the fleet ---
 

@@ -163,7 +163,7 @@ def encode_body(queue: str, body: Any) -> bytes:
         raise UsageError(
             reason=f"the body for queue {queue!r} cannot be JSON: {error}; "
             "send dicts with text as keys, lists, text, finite numbers, True, False and None, or "
-            "bytes"
+            "bytes; for dates and the like, use a dataclass as the body"
         ) from error
 
 

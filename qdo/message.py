@@ -191,9 +191,22 @@ class Message(Generic[Body]):
 
     def _copied(self, type: type[_AnyMessage]) -> _AnyMessage:
         """Return a copy of a type, for a job; middleware and hooks keep the original."""
-        self._sends = self._equal_sends  # or equal messages of both would have the same number
         copy = object.__new__(type)
-        for name in Message.__slots__:
+        # A copy of each slot would take 1.8 us instead of 1.3.
+        Message.__init__(
+            copy,
+            self.queue,
+            self.position,
+            self.body,
+            self.key,
+            self.headers,
+            self.fence,
+            self.attempt,
+            self._origin,
+            deadline=self.deadline,
+        )
+        copy._sends = self._equal_sends  # or equal messages of both would have the same number
+        for name in ("_ends", "_registration", "_stop_at"):
             if hasattr(self, name):
                 setattr(copy, name, getattr(self, name))
         return copy

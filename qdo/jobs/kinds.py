@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from qdo.bodies import BodyType, MisfitError, annotated_type, body_type, checked_kind
-from qdo.callables import check_done, describe_callable, is_async
-from qdo.errors import BodyDecodeError, BodyTypeError, UnknownKindError, UsageError
+from qdo.callables import describe_callable, is_async
+from qdo.errors import BodyTypeError, UnknownKindError, UsageError
 from qdo.message import Batch, Message
-from qdo.outcomes import FailedAt
 from qdo.text import did_you_mean, join_some
 
 Function: TypeAlias = Callable[..., Any]
@@ -82,16 +81,14 @@ class Kinds:
         if is_async(first):
 
             async def arun(message: Message, context: Any) -> Any:
-                function, fitting, failed = self._prepared(message)
-                result = await function(fitting, context) if fitting else None
-                return _finished(function, result, failed)
+                function, fitting = self._prepared(message)
+                return await function(fitting, context)
 
             return self._named(arun)
 
         def run(message: Message, context: Any) -> Any:
-            function, fitting, failed = self._prepared(message)
-            result = function(fitting, context) if fitting else None
-            return _finished(function, result, failed)
+            function, fitting = self._prepared(message)
+            return function(fitting, context)
 
         return self._named(run)
 
@@ -107,20 +104,13 @@ class Kinds:
         call.__qualname__ = ", ".join(names)
         return call
 
-    def _prepared(self, work: Any) -> tuple[Function, Any, FailedAt | None]:
-        """Return the function, its message or batch, and the error of the first other message."""
+    def _prepared(self, work: Any) -> tuple[Function, Any]:
+        """Return the function and its message or batch; raise BodyDecodeError for a misfit."""
         if not isinstance(work, Batch):
-            return *self._converted(work), None
-        function = self.members[0].function  # a job with batches has no other
-        fitting = Batch[Any]()
-        for index, message in enumerate(work):
-            try:
-                fitting.append(self._converted(message)[1])
-            except BodyDecodeError as error:
-                failed = FailedAt(index)
-                failed.__cause__ = error
-                return function, fitting, failed
-        return function, fitting, None
+            return self._converted(work)
+        # The engine then runs each message alone. The messages before the misfit must not run now:
+        # a middleware with a transaction would undo their work.
+        return self.members[0].function, Batch(self._converted(each)[1] for each in work)
 
     def _converted(self, message: Message) -> tuple[Function, Message]:
         kind = message.kind
@@ -136,11 +126,3 @@ class Kinds:
             raise BodyTypeError(
                 queue=message.queue, id=message.id, type=member.type.name, reason=str(error)
             ) from None
-
-
-def _finished(function: Function, result: Any, failed: FailedAt | None) -> Any:
-    """Return the result of a function; raise the error of the message on which its batch ended."""
-    if failed is None:
-        return result
-    check_done(result, function, "job")  # the messages before it count as done
-    raise failed

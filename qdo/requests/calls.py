@@ -338,7 +338,7 @@ def _terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:
 
 def _plain(request: RequestTerms, type_of: TypeOf | None) -> Outgoing:
     pool = check_queue_name(request.pool)
-    body, kind = body_and_kind(pool, request.body, request.kind, type_of)
+    body, kind = body_and_kind(pool, request.body, request.kind, type_of, pool=True)
     data, headers = encoded(pool, body, None)
     if kind is not None:
         headers = with_header(headers, qdo_kind=kind)

@@ -45,8 +45,8 @@ MAX_HEADERS_BYTES = 64 * 1024
 _MAX_NUMBER = 1e300
 
 Moment: TypeAlias = datetime.datetime | float
-# Returns the type of the bodies of a queue and a kind, None if its job takes all bodies.
-TypeOf: TypeAlias = Callable[[str, str | None], BodyType | None]
+# Returns the type of bodies by queue, kind, and whether the queue is a pool. None stands for any.
+TypeOf: TypeAlias = Callable[[str, str | None, bool], BodyType | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 def body_and_kind(
-    queue: str, body: Any, kind: str | None, type_of: TypeOf | None
+    queue: str, body: Any, kind: str | None, type_of: TypeOf | None, pool: bool = False
 ) -> tuple[Any, str | None]:
     """Return a body as JSON or bytes, and the kind of its message.
 
@@ -94,7 +94,7 @@ def body_and_kind(
         kind = kind_of(body.__class__)
     else:
         checked_kind(kind)
-    expected = None if type_of is None else type_of(queue, kind)
+    expected = None if type_of is None else type_of(queue, kind, pool)
     what = f"the body for queue {queue!r}"
     # Webhooks are JSON texts. Their senders could not correct a misfit, so an operator must see it.
     if expected is None or type(body) is JsonText:

@@ -45,7 +45,7 @@ def _outgoing(message: NewMessage, shards: ShardMap, type_of: TypeOf | None) -> 
     # First use the stream's name as the queue. Then the digest of ``once=`` is the same after a
     # split.
     shard = shards.queue_of(message.key or "")
-    outgoing = build_outgoing(message, type_of and (lambda queue, kind: type_of(shard, kind)))
+    outgoing = build_outgoing(message, type_of and (lambda _, *rest: type_of(shard, *rest)))
     return replace(outgoing, queue=shard)
 
 

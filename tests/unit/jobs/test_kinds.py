@@ -141,15 +141,22 @@ def test_a_misfit_blocks_a_queue_that_its_policy_blocks(shop: KindApp) -> None:
     assert shop.got == []
 
 
-def test_a_batch_runs_up_to_the_first_misfit(shop: KindApp) -> None:
-    """As up to a body that cannot be decoded."""
+def test_a_batch_with_a_misfit_runs_one_by_one(shop: KindApp) -> None:
+    """A part of it cannot run before the error, which a transaction of middleware would undo."""
     shop.job("placed", body=Placed, batch=10)
     with TestKit(shop.app) as kit:
         for body in [{"order": 1}, {"order": 2}, {"order": "x"}, {"order": 4}]:
             shop.stored("customer-1", body)
         kit.run_until_settled()
         assert errors(kit) == [(1, "BodyTypeError")]
-    assert [each for _, bodies in shop.got for each in bodies] == [Placed(1), Placed(2), Placed(4)]
+    assert [bodies for _, bodies in shop.got] == [[Placed(1)], [Placed(2)], [Placed(4)]]
+
+
+def test_a_request_is_not_for_a_queues_job(shop: KindApp) -> None:
+    """The job of its pool may be in another program."""
+    shop.job("placed", "*", body=Placed)
+    with TestKit(shop.app):
+        shop.app.request("elsewhere", {"other": 1})
 
 
 def test_a_webhook_has_the_kind_of_its_declaration(shop: KindApp) -> None:
@@ -199,6 +206,25 @@ def test_an_annotation_is_a_type(shop: KindApp) -> None:
     assert sorted(shop.got, key=str) == sorted(fitting, key=str)
 
 
+def test_an_answer_has_a_type(shop: KindApp) -> None:
+    """One that does not fit fails the attempt, and the request asks again."""
+
+    @shop.app.job("ask", pool=True)
+    def ask(request: qdo.Request[Placed], context: Any) -> None:
+        shop.got.append(("ask", request.pause("when?", type=Paid)))
+
+    @shop.app.job("answers")
+    def answer(message: qdo.Message[dict[str, Any]], context: Any) -> None:
+        if message.body["outcome"] == "paused":
+            answers = 1 if message.body["take"] == 1 else Paid(1, NOW)
+            shop.app.handle("a").resume(answers)
+
+    with TestKit(shop.app) as kit:
+        shop.app.request("ask", Placed(1), id="a", then="answers", events=True)
+        kit.run_until_settled()
+    assert shop.got == [("ask", Paid(1, NOW))]
+
+
 def test_an_unknown_name_in_an_annotation_is_refused(shop: KindApp) -> None:
     def job(message: qdo.Message[Nowhere], context: Any) -> None: ...  # type: ignore[name-defined] # noqa: F821
 
@@ -236,6 +262,7 @@ def test_middleware_and_hooks_see_json(shop: KindApp) -> None:
     def around(call_next: Job, message: qdo.Message, context: Any) -> None:
         if message.queue == "a":
             shop.app.send("out", message.body["order"], once=message)
+            shop.app.send("out", message.body["order"], once=message, kind="Other")
         call_next(message, context)
 
     @shop.app.failure
@@ -245,7 +272,7 @@ def test_middleware_and_hooks_see_json(shop: KindApp) -> None:
     with TestKit(shop.app) as kit:
         shop.app.send("a", Placed(1))
         kit.run_until_settled()
-    assert sorted(shop.got, key=str) == [("failed", {"order": 1}), ("rest", 1), ("rest", 1)]
+    assert sorted(shop.got, key=str) == [("failed", {"order": 1}), *[("rest", 1)] * 3]
 
 
 # --- registration ---
