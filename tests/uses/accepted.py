@@ -85,6 +85,16 @@ def keep_signatures(message: qdo.Message[OrderPlaced], request: qdo.Request[Orde
     assert_type(invoice_plain(request, Warehouse("a"), extra=1), int)
 
 
+async def read_results(request: qdo.Request[OrderPlaced]) -> None:
+    """Name the types of results and answers, or get JSON."""
+    handle = app.request("invoice", OrderPlaced(1), kind="again")
+    assert_type(handle.result(type=OrderPlaced), OrderPlaced)
+    assert_type(await handle.aresult(5, type=list[int]), list[int])
+    assert_type(handle.result(), Any)
+    assert_type(request.pause("when?", type=OrderPlaced), OrderPlaced)
+    assert_type(request.pause(), Any)
+
+
 # --- hooks ---
 
 
