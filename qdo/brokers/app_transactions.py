@@ -11,6 +11,7 @@ from psycopg.rows import tuple_row
 
 from qdo.brokers.django_connections import django_connection, driver_connection
 from qdo.errors import UsageError
+from qdo.system.async_connections import AwaitedConnection
 
 # SQLAlchemy passes an asynchronous connection to the function of `AsyncSession.run_sync`.
 _DRIVERS = (psycopg.Connection, psycopg.AsyncConnection)
@@ -24,6 +25,9 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
         transaction that sends
         notifications.
     """
+    if isinstance(connection, AwaitedConnection):
+        _check_one_phase(connection.driver)
+        return connection.execute, connection.driver
     wrapper = django_connection(connection)
     if wrapper is not None:
         connection = driver_connection(wrapper)
@@ -34,17 +38,18 @@ def executor_of(connection: Any) -> tuple[Callable[[str, Any], Any], Any]:
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
         connection = connection.connection()
-    if (
-        sqlalchemy is not None
-        and isinstance(connection, sqlalchemy.Connection)
-        and isinstance(connection.connection.driver_connection, _DRIVERS)
-    ):
-        _check_one_phase(connection.connection.driver_connection)
-        return connection.exec_driver_sql, connection.connection.driver_connection
+    found = f"{type(connection).__module__.partition('.')[0]}'s {type(connection).__name__}"
+    if sqlalchemy is not None and isinstance(connection, sqlalchemy.Connection):
+        driver = connection.connection.driver_connection
+        if isinstance(driver, _DRIVERS):
+            _check_one_phase(driver)
+            return connection.exec_driver_sql, driver
+        found += f" with the driver {connection.dialect.driver}"
     raise UsageError(
         reason="connection must be a Connection of psycopg 3, or a Session or Connection of "
-        f"SQLAlchemy with postgresql+psycopg://, or a connection or alias of Django with psycopg 3,"
-        f" got {type(connection).__name__}; for an AsyncSession use the session from run_sync"
+        "SQLAlchemy with postgresql+psycopg://, or a connection or alias of Django with psycopg 3,"
+        f" got {found}; coroutines pass an async one of these to asend or arequest, and asyncpg "
+        "cannot be used: connect with psycopg, or send with a qdo.outbox.Outbox"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, SendOptions
 from qdo.connections.broker import OpenBroker, open_broker_with_doorbell
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Of `Sender.send`, for errors.
 _PARAMETERS = (*NewMessage.__slots__, "connection")
+_Result = TypeVar("_Result")
 
 
 class Sender:
@@ -208,31 +209,53 @@ class Sender:
         body: Any,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        connection: Any = None,
         **options: Unpack[MessageOptions],
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop.
 
         If a call is cancelled, for example by a timeout, the message may have been sent.
 
-        :param options: the parameters of `send`, except for `connection`.
+        :param connection: as in `send`, or an AsyncSession or AsyncConnection of SQLAlchemy with
+            ``postgresql+psycopg://``, or a `psycopg.AsyncConnection`.
         """
         try:
             message = NewMessage(queue, body, key, headers, **options)
         except TypeError as error:
-            raise names_error("the parameters of asend", options, NewMessage.__slots__) from error
-        return (await self.asend_many([message]))[0]
+            raise names_error("the parameters of asend", options, _PARAMETERS) from error
+        return (await self.asend_many([message], connection=connection))[0]
 
     async def asend_many(
-        self, messages: Iterable[AnyMessage], *, once: Message | None = None
+        self,
+        messages: Iterable[AnyMessage],
+        *,
+        once: Message | None = None,
+        connection: Any = None,
     ) -> list[str]:
         """Send like `send_many`, from a coroutine (see `asend`)."""
+        if connection is not None:
+            return await self._within(
+                connection, lambda plain: self.send_many(messages, once=once, connection=plain)
+            )
         return await self._astore(outgoing_of(each, once, self.type_of) for each in messages)
+
+    async def _opened(self) -> None:
+        """Open the broker before the loop reads `broker`, which would open it here."""
+        if not self._broker.is_open():
+            await self.aopen()
+
+    async def _within(self, connection: Any, call: Callable[[Any], _Result]) -> _Result:
+        """Run a call in the transaction of a coroutine's connection."""
+        from qdo.system.async_connections import run_within
+
+        await self._opened()
+        return await run_within(connection, call)
 
     async def _astore(self, messages: Iterable[Outgoing]) -> list[str]:
         checked: list[Outgoing] = []
         try:
-            if not self._broker.is_open():
-                await self.aopen()  # before the loop reads `broker`, which would open it here
+            await self._opened()
             checked.extend(messages)
             return await self.broker.asend_many(self.ready(checked))
         except BaseException:

@@ -21,7 +21,7 @@ from qdo.sending.messages import (
     check_key,
     names_error,
 )
-from qdo.system.twins import twin, warn_if_blocking
+from qdo.system.twins import in_thread, twin, warn_if_blocking
 
 if TYPE_CHECKING:
     from qdo.fleet.owners import Owner
@@ -113,22 +113,27 @@ class Stream:
         key: str,
         body: Any,
         headers: Mapping[str, str] | None = None,
+        *,
+        connection: Any = None,
         **options: Unpack[MessageOptions],
     ) -> str:
         """Send like `send`, from a coroutine, without blocking its loop."""
         message = {"key": key, "body": body, "headers": headers, **options}
-        return (await self.asend_many([message]))[0]
+        return (await self.asend_many([message], connection=connection))[0]
 
     async def asend_many(
         self,
         messages: Iterable[Mapping[str, Any] | tuple[Any, ...]],
         *,
         once: Message | None = None,
+        connection: Any = None,
     ) -> list[str]:
         """Send like `send_many`, from a coroutine (see `asend`)."""
-        import asyncio
-
-        await asyncio.to_thread(self._read)  # reads the map from the broker
+        await in_thread(self._read)  # reads the map from the broker
+        if connection is not None:
+            return await self._app._within(
+                connection, lambda plain: self.send_many(messages, once=once, connection=plain)
+            )
         return await self._app._astore(self._many(messages, once))
 
     def queue(self, key: str) -> str:

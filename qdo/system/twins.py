@@ -8,7 +8,8 @@ A call that waits begins with `warn_if_blocking`, and its class names its twin::
 
     acancel = twin(cancel)
 
-A twin has the parameters, result and errors of its call, and runs it in a native thread.
+A twin has the parameters, result and errors of its call, and runs it in a native thread. With a
+`connection`, the method `_within` of its class runs the call.
 """
 
 from __future__ import annotations
@@ -77,7 +78,16 @@ def twin(
     @functools.wraps(method)
     async def call(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _Result:
         # Get the method by name, because a class may override it.
-        bound: Callable[_P, _Result] = getattr(self, name)
+        bound: Callable[..., _Result] = getattr(self, name)
+        connection = kwargs.get("connection")
+        if connection is not None:
+            within: Any = getattr(self, "_within")  # noqa: B009 - only some classes have it
+            options = {**kwargs}
+            del options["connection"]
+            result: _Result = await within(
+                connection, lambda plain: bound(*args, connection=plain, **options)
+            )
+            return result
         return await run_in(functools.partial(bound, *args, **kwargs))
 
     call.__name__ = f"a{name}"

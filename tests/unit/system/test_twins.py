@@ -26,10 +26,10 @@ from qdo.testing import TestKit
 WITHOUT_WAITING = {
     App: """job_for job jobs context middleware failure observer timer webhook handle stream
         documents lock limit exclusive use anchor ready settings origin override_broker
-        override_coordinator broker live send send_many""",
+        override_coordinator broker live""",
     Handle: "id",
     Request: f"of pool take {' '.join(dir(Message))}",
-    Stream: "send send_many",
+    Stream: "",
     Documents: "get items keys values version entries ltime on_change",
     PermitAsk: "",
     HeldPermit: "valid check",
