@@ -87,7 +87,6 @@ TEST = [
     "aiosqlite>=0.22,<0.23",
     "anyio>=4.16,<5",
     "asyncpg>=0.32,<0.33",
-    "django>=5.2,<5.3",
     "httpx>=0.28,<0.29",
     "trio>=0.35,<0.36",
     "objgraph>=3.6,<4",  # for kazoo's own tests

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack, overload
 
 from qdo.brokers.base import Broker
-from qdo.callables import check_hook
 from qdo.connections.services import (
     AppDocuments,
     kept_registration,
@@ -406,7 +405,11 @@ class App(OperatorCalls, RequestCalls):
     # --- hooks ---
 
     def context(self, factory: _Context) -> _Context:
-        """Register the decorated function as the app's `job_context`."""
+        """Register the decorated function as the app's `job_context`.
+
+        An async generator, or an async context manager, is for ``async def`` jobs: the worker
+        enters and leaves it on their loop.
+        """
         self.hooks.add_context(factory)
         return factory
 
@@ -458,8 +461,7 @@ class App(OperatorCalls, RequestCalls):
         An app may have several observers. An observer delays its queue while it runs, so it should
         be fast. The worker logs an exception from an observer, and continues.
         """
-        check_hook(hook, ("event",), "observer")
-        self.hooks.observers.append(hook)
+        self.hooks.add_observer(hook)
         return hook
 
     def __repr__(self) -> str:

@@ -26,6 +26,10 @@ class RequestStore(abc.ABC):
     broker may still have made the change. Callers can repeat all methods except `ask` and `take`.
     """
 
+    # The testing kit runs jobs while the code of a test waits for a result; it returns whether any
+    # ran. A real store returns False.
+    serve: Callable[[], bool] = staticmethod(bool)
+
     @abc.abstractmethod
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         """Store all requests or none of them; return for each whether it was new.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,6 @@ from qdo.callables import (
     check_call,
     check_done,
     check_hook,
-    check_plain,
     describe_callable,
     is_async,
 )
@@ -37,10 +36,17 @@ AsyncMiddlewareFunction = Callable[[Callable[[Any, Any], Awaitable[Any]], Any, A
 CheckStart = Callable[[Any], object]
 ContextFactory = Callable[[], AbstractContextManager[Any]]
 # A function of an app that returns a context manager, or a generator function.
-ContextSource = Callable[[], AbstractContextManager[Any] | Iterator[Any]]
-# These return None: a coroutine would never run.
-FailureHook = Callable[[Message, Any, BaseException], None]
-Observer = Callable[[Event], None]
+ContextSource = Callable[
+    [],
+    AbstractContextManager[Any]
+    | Iterator[Any]
+    | AbstractAsyncContextManager[Any]
+    | AsyncIterator[Any],
+]
+# The worker awaits coroutines on the loop of async jobs.
+FailureHook = Callable[[Message, Any, BaseException], Awaitable[None] | None]
+Observer = Callable[[Event], Awaitable[None] | None]
+Wait = Callable[[Awaitable[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,10 @@ class Hooks:
 
     def __init__(self, app: str) -> None:
         self._app = app
+        self.on_loop = False
+        """Whether a hook is async."""
+        self.wait: Wait = _refuse
+        """Runs a coroutine on the loop of async jobs, and waits for its result; workers set it."""
         self.job_context: ContextFactory = _empty_context
         self.job_failure: FailureHook = _ignore_failure
         self.observers: list[Observer] = []
@@ -216,11 +226,18 @@ class Hooks:
     def replace_context(self, factory: ContextSource) -> None:
         """Replace the app's `job_context` with a function."""
         check_call(factory, (), "job_context")
-        check_plain(factory, "job_context")
+        if is_async(factory):
+            raise UsageError(
+                reason=f"job_context {describe_callable(factory)} must be a generator or return a "
+                "context manager, got a coroutine function; write 'yield' instead of 'return'"
+            )
         if inspect.isgeneratorfunction(factory):
             self.job_context = contextlib.contextmanager(factory)
+        elif inspect.isasyncgenfunction(factory):
+            self.on_loop = True
+            self.job_context = self._checked(contextlib.asynccontextmanager(factory))
         else:
-            self.job_context = _checked(factory)
+            self.job_context = self._checked(factory)
 
     def add_failure(self, hook: FailureHook) -> None:
         if self.job_failure is not _ignore_failure:
@@ -229,8 +246,42 @@ class Hooks:
 
     def replace_failure(self, hook: FailureHook) -> None:
         """Replace the app's `job_failure` with a function."""
-        check_hook(hook, ("message", "context", "error"), "job_failure")
-        self.job_failure = hook
+        check_hook(hook, ("message", "context", "error"), "job_failure", may_be_async=True)
+        self.job_failure = self._awaited(hook)
+
+    def add_observer(self, hook: Observer) -> None:
+        check_hook(hook, ("event",), "observer", may_be_async=True)
+        self.observers.append(self._awaited(hook))
+
+    def _awaited(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that waits for its coroutine, if it is async."""
+        if not is_async(hook):
+            return hook
+        self.on_loop = True
+
+        @functools.wraps(hook)
+        def call(*args: Any) -> Any:
+            return self.wait(hook(*args))
+
+        return call
+
+    def _checked(self, factory: Callable[..., Any]) -> ContextFactory:
+        """Return a factory that checks whether it has made a context manager."""
+
+        def make() -> AbstractContextManager[Any]:
+            manager: Any = factory()
+            if hasattr(type(manager), "__enter__") and hasattr(type(manager), "__exit__"):
+                plain: AbstractContextManager[Any] = manager
+                return plain
+            if hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__"):
+                return AwaitedContext(manager, self.wait)
+            raise UsageError(
+                reason=f"job_context {describe_callable(factory)} must return a context manager, "
+                f"got an object of type {type(manager).__name__}; write 'yield' instead of "
+                "'return', and the cleanup after it"
+            )
+
+        return make
 
     def composed(self, job: Job, check_start: CheckStart = lambda message: None) -> Job:
         """Return a job whose function includes the middleware (see `compose`)."""
@@ -247,20 +298,28 @@ def _empty_context() -> Iterator[dict[str, Any]]:
     yield {}
 
 
-def _checked(factory: Callable[..., Any]) -> ContextFactory:
-    """Return a factory that checks whether its result is a context manager."""
+class AwaitedContext(AbstractContextManager[Any]):
+    """An async context manager that the worker enters and leaves on the loop of async jobs."""
 
-    def make() -> AbstractContextManager[Any]:
-        manager: AbstractContextManager[Any] = factory()
-        if not hasattr(type(manager), "__enter__") or not hasattr(type(manager), "__exit__"):
-            raise UsageError(
-                reason=f"job_context {describe_callable(factory)} must return a context manager, "
-                f"got an object of type {type(manager).__name__}; write 'yield' instead of "
-                "'return', and the cleanup after it"
-            )
-        return manager
+    def __init__(self, manager: AbstractAsyncContextManager[Any], wait: Wait) -> None:
+        self._manager = manager
+        self._wait = wait
 
-    return make
+    def __enter__(self) -> Any:
+        return self._wait(self._manager.__aenter__())
+
+    def __exit__(self, *error: Any) -> bool | None:
+        left: bool | None = self._wait(self._manager.__aexit__(*error))
+        return left
+
+
+def _refuse(coroutine: Awaitable[Any]) -> Any:
+    if inspect.iscoroutine(coroutine):
+        coroutine.close()
+    raise UsageError(
+        reason="an async job_context must be used by jobs of the worker process, but a job with "
+        "executor 'process' has no asyncio loop; write the context with 'def'"
+    )
 
 
 def _ignore_failure(message: Message, context: Any, error: BaseException) -> None:

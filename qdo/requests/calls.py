@@ -131,7 +131,7 @@ class Handle:
         """
         warn_if_blocking()
         patience = _Patience(self.id, timeout_seconds)
-        while (record := self._record()).state != OVER:
+        while (record := self._look()).state != OVER:
             time.sleep(patience.pause(record.state))
         return self._result(record, type)
 
@@ -142,7 +142,7 @@ class Handle:
         import asyncio  # slow to import, and most apps do not need it
 
         patience = _Patience(self.id, timeout_seconds)
-        while (record := await asyncio.to_thread(self._record)).state != OVER:
+        while (record := await asyncio.to_thread(self._look)).state != OVER:
             await asyncio.sleep(patience.pause(record.state))
         return self._result(record, type)
 
@@ -208,6 +208,12 @@ class Handle:
         if found is None:
             raise RequestNotFoundError(what="request", name=self.id, id=self.id)
         return found
+
+    def _look(self) -> RequestRecord:
+        record = self._record()
+        while record.state != OVER and self._store.serve():
+            record = self._record()
+        return record
 
     def _result(self, record: RequestRecord, type: type[Value] | None) -> Value:
         reason = record.error or "it has no reason"

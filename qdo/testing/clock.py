@@ -110,8 +110,8 @@ class _TimeModule:
 
     def sleep(self, seconds: float) -> None:
         raise UsageError(
-            reason="a result cannot be waited for in a TestKit, where time stands still; call"
-            " kit.run_until_idle() or kit.advance(seconds) first"
+            reason="the result cannot arrive, because the kit has run all jobs that can run; resume"
+            " or cancel the request, or register a job for its pool"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -8,7 +8,7 @@ A separate event loop runs ``async def`` jobs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from qdo.callables import is_async
@@ -84,20 +84,21 @@ class InlineExecutor(Executor):
             raise run.interrupt
         clock.move(seconds)
 
+    def wait(self, awaitable: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        result, error = self._loop.run_until_complete(_outcome(awaitable))
+        if error is not None:
+            raise error
+        return result
+
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
             self._loop = None
 
     def _in_loop(self, function: Callable[..., Any]) -> JobCall:
-        def run(message: Message, context: Any) -> None:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-            error = self._loop.run_until_complete(_outcome(function, message, context))
-            if error is not None:
-                raise error
-
-        return run
+        return lambda message, context: self.wait(function(message, context))
 
 
 class _InlineRun:
@@ -109,15 +110,12 @@ class _InlineRun:
         self.interrupt: BaseException | None = None
 
 
-async def _outcome(
-    function: Callable[..., Any], message: Message, context: Any
-) -> BaseException | None:
+async def _outcome(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     """Run a job and return its exception, because an event loop handles some exceptions itself."""
     try:
-        await function(message, context)
+        return await awaitable, None
     except BaseException as error:  # noqa: BLE001 - the caller raises it again
-        return error
-    return None
+        return None, error
 
 
 def check_no_loop(any_async: bool, in_thread: bool = False) -> None:
@@ -131,5 +129,5 @@ def check_no_loop(any_async: bool, in_thread: bool = False) -> None:
             return
     raise UsageError(
         reason="the kit runs 'async def' jobs on its own loop and cannot do so within a"
-        " coroutine; call it from a plain test function"
+        " coroutine; await the call with an 'a' before its name, such as kit.arun_until_settled()"
     )

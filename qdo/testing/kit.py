@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,8 +27,10 @@ from qdo.ingest import WebhookEndpoints
 from qdo.ops.decisions import OperatorDecision
 from qdo.outcomes import OutcomeName
 from qdo.queues import QueueFilter
+from qdo.sending.messages import NewMessage, outgoing_of
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
+from qdo.system.twins import in_thread, twin
 from qdo.testing.clock import TOLERANCE_SECONDS, Clock
 from qdo.testing.database import WritesWatch
 from qdo.testing.faults import Crashed, Point, SendingBroker, Step
@@ -225,6 +228,8 @@ class TestKit(Results):
         chosen = Settings().underlaid(app.given, app.origin).merged(settings, "TestKit")
         world = State(app, chosen, self.clock, chance, KitPauses(self._held), most=most_attempts)
         super().__init__(world, SendingBroker(world.store, app.name, self._reach, self._paused))
+        self.broker.requests.serve = self._serve  # see `RequestStore.serve`
+        self._serving = threading.Lock()
         self.limits = world.limits
         self.holds = world.pauses
         globs = (without_job,) if isinstance(without_job, str) else tuple(without_job)
@@ -282,6 +287,12 @@ class TestKit(Results):
         else:
             self._close()
 
+    async def __aenter__(self) -> TestKit:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await in_thread(partial(self.__exit__, *error))
+
     def send(
         self,
         queue: str,
@@ -291,7 +302,9 @@ class TestKit(Results):
         **options: Unpack[MessageOptions],
     ) -> str:
         """Send a message with the parameters of `App.send`. No job runs yet."""
-        return self.app.send(queue, body, key, headers, **options)
+        # Storing in memory does not block the loop of a test, about which `App.send` would warn.
+        message = NewMessage(queue, body, key, headers, **options)
+        return self.app._store([outgoing_of(message, None, self.app.type_of)])[0]
 
     def deliver(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> int:
         """Deliver a webhook as if its signature were valid; return the status of the answer.
@@ -323,7 +336,7 @@ class TestKit(Results):
     def advance(self, seconds: float) -> None:
         """Let time pass, and run each message and timer at its due time."""
         self._reject_in_job("run other jobs; use kit.spend(seconds) in it for the time it takes")
-        check_no_loop(any(is_async(job.function) for job in self.app.jobs))
+        check_no_loop(self._uses_loop())
         target = self.clock.passed() + seconds
         if not target >= self.clock.passed():
             self.clock.move(seconds)  # raises the error
@@ -333,6 +346,9 @@ class TestKit(Results):
         while (due := self._next_due()) <= target + TOLERANCE_SECONDS:
             self._go_to(due)
         self.clock.move_to(target)
+
+    arun_until_idle = twin(run_until_idle)
+    aadvance = twin(advance)
 
     def run_until_settled(self, most_seconds: float = LONGEST_SECONDS) -> float:
         """Let time pass until the only waiting messages wait for an operator.
@@ -353,6 +369,29 @@ class TestKit(Results):
                 )
             self._go_to(due)
         return self.clock.passed() - began
+
+    arun_until_settled = twin(run_until_settled)
+
+    def _serve(self) -> bool:
+        """Run jobs while code of the test, such as an endpoint, waits for a result.
+
+        :return: whether it ran, or let time pass until the next message is due.
+        """
+        if self._stack or not self._serving.acquire(blocking=False):
+            return False  # a job waits, or another thread runs the jobs
+        try:
+            done = len(self._world.attempts)
+            self.run_until_idle()
+            if done == len(self._world.attempts):
+                if self._due() is None:
+                    return False
+                self.advance(self._next_due() - self.clock.passed())
+            return True
+        finally:
+            self._serving.release()
+
+    def _uses_loop(self) -> bool:
+        return self.app.hooks.on_loop or any(is_async(job.function) for job in self.app.jobs)
 
     def spend(self, seconds: float) -> None:
         """Let time pass within a job, for example to simulate a slow service.
@@ -488,7 +527,7 @@ class TestKit(Results):
     def _take_over(self, frozen: Process) -> None:
         try:
             in_thread = threading.get_ident() != self._thread
-            check_no_loop(any(is_async(job.function) for job in self.app.jobs), in_thread)
+            check_no_loop(self._uses_loop(), in_thread)
         except UsageError as error:
             frozen.fail(error)
         self._run()

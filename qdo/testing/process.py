@@ -145,10 +145,11 @@ class Process:
         self._spawned: deque[Callable[[], None]] = deque()
         self._fault: Exception | None = None
         check_policies(world.app.jobs, settings.policies, settings.default_policy)
+        self._executor = InlineExecutor(self.clock, self._starting, self.reach, settings.executor)
+        world.app.hooks.wait = self._executor.wait
         self._manager = world.app.hooks.job_context()
         context = self._manager.__enter__()
         self._memory = hands.make_memory()
-        self._executor = InlineExecutor(self.clock, self._starting, self.reach, settings.executor)
         self._broker = FaultyBroker(world.store, world.app.name, self.reach)
         engine = Engine.build(
             cast(App, InstrumentedApp(world.app, self.reach, self._ended)),
@@ -401,7 +402,7 @@ class Process:
         self._world.record.free(self.name)
 
     def close(self) -> None:
-        self._executor.close()
         self._unlisten()
         os.close(self._memory)
         self._manager.__exit__(None, None, None)
+        self._executor.close()

@@ -23,8 +23,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qdo.app import App
 from qdo.brokers.base import Broker
@@ -32,6 +33,7 @@ from qdo.brokers.registry import open_broker
 from qdo.connections.broker import attach_doorbell
 from qdo.errors import DatabaseError, UnreachableError
 from qdo.jobs.job import check_policies
+from qdo.jobs.middleware import AwaitedContext
 from qdo.queues import QueueFilter
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
@@ -168,7 +170,7 @@ class Worker:
         try:
             # Start 4: enter the job context. This step precedes the registration. The context may
             # compute for minutes, and a registered worker would own queues in this time.
-            with self.app.hooks.job_context() as context:
+            with self._job_context() as context:
                 enable_again("the context of the app")
                 watchdog.started()
                 parts = self._builder.parts(broker, takes, context)
@@ -180,7 +182,6 @@ class Worker:
                 finally:
                     clean = self._drain(parts)
                     self._stop.exit_if_stuck(self._builder.executors.under_way())
-                    self._builder.executors.close()
                 # Stop 4: tear down the job context. This step follows the last job, because jobs
                 # use the context.
             _log.info("step 4: the job context is torn down")
@@ -192,6 +193,22 @@ class Worker:
         if self._current.start_error is not None:
             raise self._current.start_error
         return 0 if clean and (self._duties.failed or self._stop.dead_thread) is None else 1
+
+    @contextlib.contextmanager
+    def _job_context(self) -> Iterator[Any]:
+        """Enter the job context, and close the executors when its block ends."""
+        executors = self._builder.executors
+        self.app.hooks.wait = executors.wait
+        manager = self.app.hooks.job_context()
+        with contextlib.ExitStack() as stack:
+            # The loop of the async jobs leaves an async context, so it ends later.
+            on_loop = isinstance(manager, AwaitedContext)
+            if on_loop:
+                stack.callback(executors.close)
+            context = stack.enter_context(manager)
+            if not on_loop:
+                stack.callback(executors.close)
+            yield context
 
     def _check_jobs(self, broker: Broker, takes: QueueFilter) -> None:
         """Raise UsageError if the broker offers less than the jobs require."""

@@ -139,7 +139,7 @@ def generator_hook(*arguments: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("hook", "roles", "keyword"),
     [
-        (async_hook, ["context", "failure", "observer"], "async def"),
+        (async_hook, ["context"], "yield"),
         (generator_hook, ["failure", "observer"], "yield"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, assert_type
@@ -146,6 +146,25 @@ def seen(event: qdo.Event) -> None:
     assert_type(event.queue, str)
 
 
+@qdo.App("async").context
+async def pool() -> AsyncGenerator[Warehouse, None]:
+    """Yield the context of async jobs."""
+    yield Warehouse("a")
+
+
+async_hooks = qdo.App("hooks")
+
+
+@async_hooks.failure
+async def failed_async(message: qdo.Message, context: Warehouse, error: BaseException) -> None:
+    """See a failed attempt."""
+
+
+@async_hooks.observer
+async def seen_async(event: qdo.Event) -> None:
+    """See an attempt."""
+
+
 # --- calls ---
 
 
@@ -176,6 +195,8 @@ async def asend() -> None:
     assert_type(await handle.astate(), str)
     assert_type(await handle.aresult(type=OrderPlaced), OrderPlaced)
     assert_type(await handle.acancel(reason="late"), bool)
+    assert_type(await app.apeek("a", kind="delayed"), list[qdo.PeekedMessage])
+    assert_type(await app.asend_many([("a", 1)], connection=object()), list[str])
     async with app.lock("report") as lock:
         assert_type(lock, qdo.HeldLock)
 

@@ -105,15 +105,7 @@ def with_def(call_next: Callable[..., Any], message: qdo.Message, context: objec
 
 
 @app.failure  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-async def failed(message: qdo.Message, context: object, error: BaseException) -> None: ...
-
-
-@app.failure  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 def failed_event(event: qdo.Event) -> None: ...
-
-
-@app.observer  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-async def seen(event: qdo.Event) -> None: ...
 
 
 @app.observer  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]

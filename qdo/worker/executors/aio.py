@@ -14,7 +14,7 @@ import logging
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,6 +93,27 @@ class AsyncioExecutor(Executor):
 
     def under_way(self) -> int:
         return self._running
+
+    def wait(self, awaitable: Awaitable[Any]) -> Any:
+        """Await on the loop, and return the result. Blocks only the calling greenlet."""
+        loop = self._loop_for_jobs()
+        pending = Pending(self._mailbox)
+        results: list[Any] = []
+        tasks: list[asyncio.Task[None]] = []  # the loop itself has only weak references
+
+        async def run() -> None:
+            error: BaseException | None = None
+            try:
+                results.append(await awaitable)
+            except BaseException as raised:  # noqa: BLE001 - the waiting greenlet raises it
+                error = raised
+            pending.finish(error)
+
+        loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(run())))
+        pending.ended.wait()
+        if pending.error is not None:
+            raise pending.error
+        return results[0]
 
     def close(self) -> None:
         """Stop the loop. A loop that a job blocks ends with the process."""

@@ -18,7 +18,7 @@ does not start another message of the queue and does not release the queue. An a
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qdo.errors import JobTimeoutError
@@ -74,6 +74,10 @@ class Executor(abc.ABC):
     def under_way(self) -> int:
         """Return the number of jobs that run outside the event loop's thread."""
         return 0
+
+    def wait(self, awaitable: Awaitable[Any]) -> Any:
+        """Await on the loop of async jobs; return the result. Blocks only the calling greenlet."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def close(self) -> None:

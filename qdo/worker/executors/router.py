@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -127,6 +127,11 @@ class ExecutorRouter(Executor):
 
     def under_way(self) -> int:
         return sum(executor.under_way() for executor in self._made.values())
+
+    def wait(self, awaitable: Awaitable[Any]) -> Any:
+        if ASYNCIO not in self._made:
+            self._made[ASYNCIO] = self._make(ASYNCIO)
+        return self._made[ASYNCIO].wait(awaitable)
 
     def close(self) -> None:
         for executor in self._made.values():

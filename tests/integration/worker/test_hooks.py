@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.app_runs import AppRuns
 from tests.support.engine import EngineSetup, until
 from tests.support.paths import ROOT
+from tests.support.processes import Proc
 
 APP = "tests.apps.executors.hooks"
 
@@ -50,3 +52,42 @@ def test_hooks_go_with_the_job(engine: EngineSetup, tmp_path: Path, executor: st
     assert here[0] == ["enter"]
     assert here[-1] == ["leave"]
     assert here.count(["enter"]) == here.count(["leave"]) == 1
+
+
+ASYNC_STEPS = """
+enter
+before 1
+job 1 1
+event done
+before fail
+job fail 2
+failure fail 2 no
+event retry
+before fail
+job fail 3
+failure fail 3 no
+event dead-letter
+leave
+"""
+KIT = """
+from qdo.testing import TestKit
+from tests.apps.executors.async_hooks import app
+
+with TestKit(app) as kit:
+    app.send_many([("q", 1), ("q", "fail")])
+    kit.run_until_settled()
+"""
+
+
+@pytest.mark.parametrize("where", ["worker", "kit"])
+def test_async_hooks_run_on_the_loop_of_the_jobs(local_runs: AppRuns, where: str) -> None:
+    """In the order of those that are no coroutines."""
+    if where == "worker":
+        local_runs.app.send_many([("q", 1), ("q", "fail")])
+        proc = local_runs.start("from tests.apps.executors.async_hooks import app\n", "--burst")
+    else:
+        (local_runs.folder / "kit.py").write_text(KIT)
+        proc = Proc.python("kit.py", cwd=local_runs.folder)
+    assert proc.wait(60.0) == 0, proc.output
+    found = (local_runs.folder / "said").read_text()
+    assert found.replace(" loops=1", "") == ASYNC_STEPS.lstrip()

@@ -14,10 +14,10 @@ from tests.support.doc_pages import table
 from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import Proc
 
-APP = "from tests.apps.async_libraries import app\n"
+APP = "from tests.apps.executors.async_libraries import app\n"
 KIT = """
 from qdo.testing import TestKit
-from tests.apps.async_libraries import USES, app
+from tests.apps.executors.async_libraries import USES, app
 
 with TestKit(app) as kit:
     app.send_many([(name, 0) for name in USES for _ in range(2)])
