@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from qdo.system.twins import in_thread
+from qdo.errors import UsageError
 
 _Result = TypeVar("_Result")
 
@@ -40,8 +40,9 @@ class _AwaitedCursor:
 async def run_within(connection: Any, function: Callable[[Any], _Result]) -> _Result:
     """Call a function with the plain form of a connection, without blocking the loop.
 
-    :param connection: one of `psycopg.AsyncConnection`, or an AsyncSession or AsyncConnection of
-        SQLAlchemy. With another one, the function runs in a thread.
+    :param connection: a `psycopg.AsyncConnection`, or an AsyncSession or AsyncConnection of
+        SQLAlchemy.
+    :raises UsageError: the connection is another one. Django's connections belong to a thread.
     """
     run_sync: Callable[[Callable[[Any], _Result]], Any] | None
     run_sync = getattr(connection, "run_sync", None)  # SQLAlchemy's own
@@ -52,7 +53,13 @@ async def run_within(connection: Any, function: Callable[[Any], _Result]) -> _Re
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
         plain = AwaitedConnection(connection)
         return await _in_greenlet(lambda: function(plain))
-    return await in_thread(lambda: function(connection))
+    library = type(connection).__module__.partition(".")[0]
+    raise UsageError(
+        reason="the connection of a coroutine must be an AsyncSession or AsyncConnection of "
+        "SQLAlchemy with postgresql+psycopg://, or an AsyncConnection of psycopg, got "
+        f"{library}'s {type(connection).__name__}; in plain code, as in a function for "
+        "sync_to_async, call send or request"
+    )
 
 
 async def _in_greenlet(function: Callable[[], _Result]) -> _Result:

@@ -106,6 +106,17 @@ def test_the_error_of_a_statement_reaches_the_coroutine(
     assert _bodies(app) == [b"1"]
 
 
+def test_connections_of_plain_code_are_refused(app: App, postgresql_url: str) -> None:
+    """They would block the loop; and Django's alias means another connection in each thread."""
+    with psycopg.connect(postgresql_url) as connection:
+        for each in (connection, "default"):
+            with pytest.raises(UsageError):
+                asyncio.run(app.asend("q", 1, connection=each))
+            with pytest.raises(UsageError):
+                asyncio.run(app.arequest("sum", 1, connection=each))
+    assert _bodies(app) == []
+
+
 @pytest.mark.parametrize(
     "connect",
     [_asyncpg, lambda url: _session(url, "asyncpg"), lambda url: _connection(url, "asyncpg")],
