@@ -1,4 +1,4 @@
-"""Recognize the connections of Django, by its alias or its wrapper, without importing Django."""
+"""Recognize the connections of Django, without importing Django."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from qdo.text import did_you_mean
 
 
 def django_connection(connection: Any) -> Any | None:
-    """Return Django's wrapper that a caller gave as `connection`, None if it is another object.
+    """Return Django's wrapper of a caller's `connection`, None if it is not Django's.
 
-    :param connection: an alias of ``DATABASES``, `django.db.connection`, or one of
-        `django.db.connections`.
+    :param connection: an alias of ``DATABASES``, `django.db.connection`, one of
+        `django.db.connections`, or the driver's connection of one of them.
     :raises UsageError: the alias is unknown, or the program does not use Django.
     """
-    if isinstance(connection, str):
-        django: Any = sys.modules.get("django.db")
-        known = [] if django is None else list(django.connections)
-        if connection not in known:
-            raise UsageError(
-                reason="connection as text must be an alias of Django's DATABASES, got "
-                f"{connection!r}{did_you_mean(connection, known)}"
-            )
-        return django.connections[connection]
     # `django.db.connection` is a proxy, whose class is not the class of wrappers.
-    return connection if hasattr(connection, "ensure_connection") else None
+    if hasattr(connection, "ensure_connection"):
+        return connection
+    conf: Any = sys.modules.get("django.conf")
+    db: Any = sys.modules.get("django.db")
+    known = db.connections if db is not None and conf.settings.configured else None
+    if not isinstance(connection, str):
+        opened = [] if known is None else known.all(initialized_only=True)
+        return next((each for each in opened if each.connection is connection), None)
+    aliases = [] if known is None else list(known)
+    if known is None or connection not in aliases:
+        raise UsageError(
+            reason="connection as text must be an alias of Django's DATABASES, got "
+            f"{connection!r}{did_you_mean(connection, aliases)}"
+        )
+    return known[connection]
 
 
 def driver_connection(wrapper: Any) -> Any:

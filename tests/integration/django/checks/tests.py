@@ -25,14 +25,15 @@ class Sending:
             return kit.done("marked")
 
     def test_every_form_of_a_connection(self):
-        forms = ("default", connection, connections["default"])
+        connection.ensure_connection()
+        forms = ("default", connection, connections["default"], connection.connection)
 
         def act():
             for number, form in enumerate(forms):
                 with transaction.atomic():
                     app.send("marked", number, connection=form)
 
-        self.assertEqual(self.bodies(act), [0, 1, 2])
+        self.assertEqual(self.bodies(act), [0, 1, 2, 3])
 
     def test_rollbacks_send_nothing(self):
         def act():
@@ -97,7 +98,7 @@ class WithCommits(Sending, TransactionTestCase):
     pass
 
 
-class Tasks(TestCase):
+class DjangoTasks(TestCase):
     def test_tasks_run_as_requests(self):
         later = timezone.now() + timedelta(hours=1)
         with TestKit(app) as kit:
