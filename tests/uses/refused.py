@@ -22,7 +22,6 @@ missing = qdo.Mesage  # type: ignore[attr-defined]  # pyright: ignore[reportAttr
 
 qdo.App("a", atempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 qdo.App("a", attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-qdo.App("a", queues=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 qdo.Worker(app, brust=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 create_app(app.settings, anonymus=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 TestKit(app, fetch="7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -65,17 +64,12 @@ def with_body(body: dict[str, Any], context: object) -> None: ...
 def with_message(message: qdo.Message, context: object) -> None: ...
 
 
-@app.job(batch=5)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-async def with_list(messages: list[int], context: object) -> None: ...
-
-
 @app.job(pool=True)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 def with_batch(batch: qdo.Batch, context: object) -> None: ...
 
 
-def keep_signatures(message: qdo.Message[int], batch: qdo.Batch[int]) -> None:
+def keep_signatures(message: qdo.Message[int]) -> None:
     message.body.upper()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    batch[0].body.upper()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     with_job(message)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
@@ -91,11 +85,6 @@ def context_of_an_app(app: qdo.App) -> Iterator[int]:
     yield 1
 
 
-@app.context  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def returned_context() -> int:
-    return 1
-
-
 @app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 def without_call(message: qdo.Message, context: object) -> None: ...
 
@@ -105,20 +94,18 @@ def with_def(call_next: Callable[..., Any], message: qdo.Message, context: objec
 
 
 @app.failure  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def failed_event(event: qdo.Event) -> None: ...
+def failed(event: qdo.Event) -> None: ...
 
 
 @app.observer  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def seen_message(message: qdo.Message) -> None: ...
+def seen(message: qdo.Message) -> None: ...
 
 
 # --- calls ---
 
 app.send("a", 1, delay_second=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-app.send("a", 1, key=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 app.request("a", 1, dleay_seconds=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 app.request_many([("a", 1)])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
-app.peek("a", kind="late")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 app.handle("7").result(timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
@@ -126,4 +113,3 @@ async def wait(handle: qdo.Handle) -> None:
     await app.asend("a", 1, delay=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await app.arequest("a", 1, keep=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await handle.acancel(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await app.acancel("a", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -61,23 +61,18 @@ def public_objects() -> dict[str, Any]:
     return found
 
 
-def parts_of(public: type) -> Iterator[Any]:
-    """Yield a class, its constructor, and its documented members; bases included."""
-    shown = SHOWN.get(public.__name__)
-    if public.__name__ not in MADE:
-        yield public.__init__
-    for own in public.__mro__:
-        if own.__module__.startswith("qdo."):
-            yield own
-            for name, each in vars(own).items():
-                is_shown = shown == "" or name in (shown or "").strip().split(", ")
-                if is_shown and name[0] != "_":
-                    yield getattr(each, "fget", getattr(each, "__func__", each))
-
-
 def annotations(public: Any) -> Iterator[Any]:
-    """Yield the types in the signature of a function, or in those of a class."""
-    for part in parts_of(public) if inspect.isclass(public) else [public]:
+    """Yield the types in the signature of a function, or of a class's documented members."""
+    parts = [public]
+    if inspect.isclass(public):
+        shown = SHOWN.get(public.__name__)
+        parts = [each for each in public.__mro__ if each.__module__.startswith("qdo.")]
+        for name, each in inspect.getmembers_static(public):
+            if name[0] != "_" and (shown == "" or name in (shown or "").strip().split(", ")):
+                parts.append(getattr(each, "fget", getattr(each, "__func__", each)))
+        if public.__name__ not in MADE:
+            parts.append(public.__init__)
+    for part in parts:
         if inspect.isfunction(part) or inspect.isclass(part):
             names = names_of(part.__module__)
             for name, kind in vars(part).get("__annotations__", part.__annotations__).items():
