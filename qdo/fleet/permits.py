@@ -137,7 +137,7 @@ class PermitAsk(AsyncEntry[HeldPermit]):
             return HeldPermit(self._names, lambda: service.valid, stack.pop_all())
 
     def __enter__(self) -> HeldPermit:
-        warn_if_blocking("app.limit")
+        warn_if_blocking(block="app.limit")
         # A timeout of 0 requests only free permits, but the answer takes a moment.
         held = self._acquire(None if self._timeout is None else max(self._timeout, TRY_SECONDS))
         if not isinstance(held, HeldPermit):

@@ -291,7 +291,7 @@ class RequestCalls(Sender):
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
         :raises UnsupportedError: the broker is SQS or Kinesis.
         """
-        warn_if_blocking(within=connection)
+        warn_if_blocking(connection)
         terms = RequestTerms(
             pool, body, id, then, key, tag, events, priority, delay_seconds, at, keep_seconds, kind
         )
@@ -307,7 +307,7 @@ class RequestCalls(Sender):
         :param requests: dicts with the parameters of `request`.
         :param connection: as in `request`.
         """
-        warn_if_blocking(within=connection)
+        warn_if_blocking(connection)
         return self._ask(requests, connection)
 
     arequest_many = twin(request_many)

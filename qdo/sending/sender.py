@@ -151,7 +151,7 @@ class Sender:
         :raises UnsupportedError: the broker cannot delay, deduplicate, or send in a transaction.
         :raises UnreachableError: the broker cannot be reached.
         """
-        warn_if_blocking(within=connection)
+        warn_if_blocking(connection)
         try:
             message = NewMessage(queue, body, key, headers, **options)
         except TypeError as error:
@@ -173,7 +173,7 @@ class Sender:
         :param once: as in `send`, for all messages that do not have their own `once`.
         :param connection: as in `send`.
         """
-        warn_if_blocking(within=connection)
+        warn_if_blocking(connection)
         return self._store((outgoing_of(each, once, self.type_of) for each in messages), connection)
 
     def _store(self, messages: Iterable[Outgoing], connection: Any = None) -> list[str]:

@@ -88,7 +88,7 @@ class Stream:
             `priority` and `kind`, as in `App.send`.
         :raises UnsupportedError: the broker does not support streams.
         """
-        warn_if_blocking(within=connection)
+        warn_if_blocking(connection)
         message = self._message({"key": key, "body": body, "headers": headers, **options})
         outgoing = _outgoing(message, self._read(), self._app.type_of)
         return self._app._store([outgoing], connection)[0]
@@ -105,7 +105,7 @@ class Stream:
         :param messages: tuples ``(key, body)`` or ``(key, body, headers)``, or dicts with the
             parameters of `send`. Messages with the same key keep their order.
         """
-        warn_if_blocking(within=connection)
+        warn_if_blocking(connection)
         return self._app._store(self._many(messages, once), connection)
 
     async def asend(

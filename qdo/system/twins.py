@@ -30,19 +30,31 @@ _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 
-# Without asyncio, no loop runs. Its import takes 20 ms, and most senders do not need it.
 _imported = sys.modules.get
 
 
-def warn_if_blocking(block: str = "", within: object = None) -> None:
-    """Warn if the calling function would block a running event loop. Takes 60 ns.
+def _no_loop() -> object:
+    """Look for the loop, and replace this function once asyncio is imported."""
+    # Without asyncio, no loop runs. Its import takes 20 ms, and most senders do not need it.
+    global _running_loop
+    module: Any = _imported("_asyncio")
+    if module is None:
+        return None
+    _running_loop = module._get_running_loop
+    return _running_loop()
 
-    :param block: name of a method whose ``with`` block waits, instead of the calling function.
+
+_running_loop: Callable[[], object] = _no_loop
+
+
+def warn_if_blocking(within: object = None, block: str = "") -> None:
+    """Warn if the calling function would block a running event loop; takes 50 ns.
+
     :param within: the connection of a transaction that the call joins, as in the function of
         `AsyncSession.run_sync`. Its statement does not block.
+    :param block: name of a method whose ``with`` block waits, instead of the calling function.
     """
-    module: Any = _imported("_asyncio")
-    if module is not None and within is None and module._get_running_loop() is not None:
+    if _running_loop() is not None and within is None:
         _warn(block)
 
 
@@ -166,7 +178,7 @@ class AsyncBlock(AsyncEntry[_Value]):
         self._manager = manager
 
     def __enter__(self) -> _Value:
-        warn_if_blocking(self._name)
+        warn_if_blocking(block=self._name)
         return self._manager.__enter__()
 
     def __exit__(self, *error: Any) -> None:
