@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from qdo.brokers.base import Outgoing
 from qdo.brokers.django_connections import django_connection
+from qdo.brokers.requests import NewRequest
 from qdo.errors import UsageError
 from qdo.idempotency import FencedWrites, ProcessedMessages, SqlSession, Write
 from qdo.message import Message
@@ -17,7 +18,7 @@ from qdo.state import KeyedState
 
 
 class StagedMessages:
-    """Holds the messages that an app sends in transactions until the transactions commit.
+    """Holds messages and requests that an app sends in transactions until these commit.
 
     Each transaction sends a notification. PostgreSQL delivers the notification only if the
     transaction commits, and drops notifications after a rollback to a savepoint. A test does not
@@ -30,13 +31,13 @@ class StagedMessages:
     def __init__(self) -> None:
         self._channel = f"qdo_kit_{secrets.token_hex(8)}"
         self._count = 0
-        self._staged: dict[str, Sequence[Outgoing]] = {}
+        self._staged: dict[str, Sequence[Outgoing | NewRequest]] = {}
         self._heard: list[str] = []
         self._listener: Any = None
         self._wrappers: dict[str, Any] = {}
 
-    def stage(self, connection: Any, messages: Sequence[Outgoing]) -> None:
-        """Hold messages until the transaction of a connection commits."""
+    def stage(self, connection: Any, messages: Sequence[Outgoing | NewRequest]) -> None:
+        """Hold messages or requests until the transaction of a connection commits."""
         self._count += 1
         number = str(self._count)
         wrapper = django_connection(connection)
@@ -55,8 +56,8 @@ class StagedMessages:
         execute("SELECT pg_notify(%s, %s)", (self._channel, number))
         self._staged[number] = messages
 
-    def committed(self) -> list[Outgoing]:
-        """Return the messages of new commits, in the order of the commits."""
+    def committed(self) -> list[Outgoing | NewRequest]:
+        """Return the messages and requests of new commits, in the order of the commits."""
         if self._listener is not None:
             # Notifications arrive in commit order, so notifications of earlier commits arrive
             # before this notification.

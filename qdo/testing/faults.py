@@ -28,8 +28,9 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.request_checks import check_requests
 from qdo.brokers.requests import PAUSED, NewRequest, Take, Taken
-from qdo.encoding import with_header
+from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
 from qdo.errors import UsageError
 from qdo.jobs.middleware import FailureHook, Hooks, Observer
 from qdo.message import Message
@@ -166,18 +167,32 @@ class _PointedRequests(MemoryRequests):
     """The requests of an app, as a worker process or a job uses them.
 
     :param on_pause: a function to call after a job has paused its request.
+    :param staged: holds requests until the transactions of the app commit.
     """
 
     def __init__(
-        self, broker: MemoryBroker, reach: Reach, on_pause: Callable[[str], None] = lambda id: None
+        self,
+        broker: MemoryBroker,
+        reach: Reach,
+        on_pause: Callable[[str], None] = lambda id: None,
+        staged: StagedMessages | None = None,
     ) -> None:
         super().__init__(broker)
         self._reach = reach
         self._on_pause = on_pause
+        self._staged = staged
 
     def ask(self, requests: Sequence[NewRequest], connection: Any = None) -> list[bool]:
         with _between(self._reach, "send", [each.pool for each in requests]):
-            return super().ask(requests, connection)
+            if connection is None or self._staged is None:
+                return super().ask(requests, connection)
+            check_requests(requests, MAX_STORED_BODY_BYTES)
+            self._staged.stage(connection, requests)
+            return [True] * len(requests)
+
+    def store(self, requests: Sequence[NewRequest]) -> None:
+        """Store the requests of committed transactions."""
+        super().ask(requests)
 
     def take(
         self, owner: str, pool: str, places: int, running: Collection[str], oldest: int = 0
@@ -255,9 +270,10 @@ class SendingBroker(MemoryBroker):
         self, store: MemoryStore, app: str, reach: Reach, on_pause: Callable[[str], None]
     ) -> None:
         super().__init__(store, app)
-        self.requests = _PointedRequests(self, reach, on_pause)
         self._reach = reach
         self._staged = StagedMessages()
+        self._requests = _PointedRequests(self, reach, on_pause, self._staged)
+        self.requests = self._requests
 
     def send_many(self, messages: Sequence[Outgoing]) -> list[str]:
         self.deliver()
@@ -276,10 +292,13 @@ class SendingBroker(MemoryBroker):
             return ids
 
     def deliver(self) -> bool:
-        """Store the messages of committed transactions; return True if there were messages."""
-        messages = self._staged.committed()
-        super().send_many(messages)
-        return bool(messages)
+        """Store the messages and requests of committed transactions; return True if there are."""
+        found = self._staged.committed()
+        super().send_many([each for each in found if isinstance(each, Outgoing)])
+        requests = [each for each in found if isinstance(each, NewRequest)]
+        if requests:
+            self._requests.store(requests)
+        return bool(found)
 
     def disconnect(self) -> None:
         self._staged.close()

@@ -7,6 +7,7 @@ from orders.models import Order
 
 import qdo
 from qdo.contrib.django import app
+from qdo.idempotency import ProcessedMessages
 
 hooks = []
 
@@ -58,6 +59,18 @@ def fail(message, context):
 def send(message, context):
     with transaction.atomic():
         app.send("marked", message.body, connection="default")
+
+
+@app.job("pool", pool=True)
+def increment(request, context):
+    return request.body + 1
+
+
+@app.job("recorded")
+def record(message, context):
+    with transaction.atomic():
+        if ProcessedMessages().record(connection.connection, message):
+            Order.objects.create(customer="ada", item=message.body)
 
 
 @app.failure

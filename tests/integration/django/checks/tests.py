@@ -14,6 +14,7 @@ from orders.models import Order
 from checks import tasks
 from qdo.contrib.django import app
 from qdo.errors import UnsupportedError, UsageError
+from qdo.idempotency import ProcessedMessages
 from qdo.testing import TestKit
 
 
@@ -56,6 +57,28 @@ class Sending:
 
     def test_autocommit_sends_at_once(self):
         self.assertEqual(self.bodies(lambda: app.send("marked", 1, connection="default")), [1])
+
+    def test_requests_follow_transactions(self):
+        with TestKit(app) as kit:
+            with transaction.atomic():
+                handle = app.request("pool", 20, connection="default")
+            with self.assertRaises(ValueError), transaction.atomic():
+                app.request("pool", 30, connection="default")
+                raise ValueError
+            kit.run_until_settled()
+            self.assertEqual(handle.result(0), 21)
+            self.assertEqual(len(kit.requests()), 1)
+
+    def test_writes_join_transactions(self):
+        with TestKit(app) as kit:
+            with transaction.atomic():
+                ProcessedMessages().create(connection.connection)
+            app.send("recorded", "book")
+            kit.run_until_settled()
+            self.assertEqual(kit.done("recorded"), ["book"])
+            self.assertEqual(Order.objects.filter(item="book").count(), 1)
+            with connection.cursor() as cursor:
+                cursor.execute("DROP TABLE qdo_done_messages")
 
     def test_jobs_send_in_their_transactions(self):
         self.assertEqual(self.bodies(lambda: app.send("sending", 7)), [7])
