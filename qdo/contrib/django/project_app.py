@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from qdo.app import App
+from qdo.callables import is_async
 from qdo.connections.broker import OpenBroker
 from qdo.contrib.django.databases import PLACES, PREFIX, resolved_address
 from qdo.errors import SettingsError
@@ -22,8 +23,8 @@ from qdo.settings.settings import check_names
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
-# The tasks of the jobs that run on this process's asyncio loop.
-_coroutines: set[asyncio.Task[Any] | None] = set()
+# An object for each job and hook that runs on the asyncio loop of this process.
+_coroutines: set[object] = set()
 
 EXAMPLE = 'QDO = {"app": "shop", "broker": "django:default"}'
 
@@ -98,19 +99,35 @@ def _closing(call_next: Callable[..., None], message: Any, context: Any) -> None
         close_connections()
 
 
-async def _closing_async(call_next: Callable[..., Any], message: Any, context: Any) -> None:
+@contextlib.asynccontextmanager
+async def _shared_connection() -> AsyncIterator[None]:
     # Django runs the queries of all coroutines on one thread, with one connection. Between two
     # queries of a coroutine, it may hold a cursor of the server, as in `aiterator`.
-    _coroutines.add(asyncio.current_task())
+    own = object()
+    _coroutines.add(own)
     try:
-        await call_next(message, context)
+        yield
     finally:
-        _coroutines.discard(asyncio.current_task())
+        _coroutines.discard(own)
         if not _coroutines:
             await sync_to_async(close_connections)()
 
 
+async def _closing_async(call_next: Callable[..., Any], message: Any, context: Any) -> None:
+    async with _shared_connection():
+        await call_next(message, context)
+
+
 def _closing_after(hook: Callable[..., Any]) -> Callable[..., Any]:
+    if is_async(hook):
+
+        @functools.wraps(hook)
+        async def acall(*args: Any) -> Any:
+            async with _shared_connection():
+                return await hook(*args)
+
+        return acall
+
     @functools.wraps(hook)
     def call(*args: Any) -> Any:
         try:

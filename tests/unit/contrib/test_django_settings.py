@@ -135,4 +135,8 @@ def test_settings_are_those_of_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def observe(event: Any) -> None: ...
 
+    async def wait(event: Any) -> None: ...
+
     assert app.observer(observe) is observe
+    assert app.observer(wait) is wait
+    assert app.hooks.on_loop  # the worker waits for the second

@@ -81,3 +81,8 @@ def note_failure(message, context, error):
 @app.observer
 def note(event: qdo.Event):
     Order.objects.exists()
+
+
+@app.observer
+async def note_later(event: qdo.Event):
+    await Order.objects.aexists()
