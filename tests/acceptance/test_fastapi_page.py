@@ -52,6 +52,7 @@ class Shop:
             "SHOP_DATABASE": database,
             "STRIPE_SECRET": SECRET,
             "DASHBOARD_TOKEN": TOKEN,
+            "QDO_BROKER": database,
         }
 
     def run(self, command: str) -> str:
@@ -62,9 +63,13 @@ class Shop:
         env = clean_environment(self._variables)
         return self._stack.enter_context(Proc.python(*argv, env=env, cwd=self.shell.folder))
 
-    def serve(self, target: str) -> Proc:
+    def workers(self) -> list[Any]:
+        found: list[Any] = json.loads(self.run("qdo workers --app shop -o json 2> hints"))["items"]
+        return found
+
+    def serve(self, target: str, *options: str) -> Proc:
         """Start uvicorn, and wait until it listens."""
-        server = self.start("-m", "uvicorn", target, "--port", str(self.port))
+        server = self.start("-m", "uvicorn", target, "--port", str(self.port), *options)
         server.wait_for_line("Uvicorn running on", timeout_seconds=60)
         return server
 
@@ -100,8 +105,9 @@ def shop(tmp_path: Path, bare_database_url: str) -> Iterator[Shop]:
 
 def create_schema(shop: Shop) -> None:
     (shown,) = (each for each in PAGE if each.options.get("class") == "serve")
-    (create,) = (each for each, _ in steps(shown) if each.startswith("qdo admin"))
-    shop.run(create)
+    for command, _ in steps(shown):
+        if command.startswith(("python", "qdo admin")):
+            shop.run(command)
 
 
 def test_the_shop_runs_as_shown(shop: Shop) -> None:
@@ -144,15 +150,24 @@ def test_the_tests_of_the_page_pass(shop: Shop) -> None:
     assert "3 passed" in found
 
 
-def test_a_worker_runs_in_the_web_server(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    ("options", "workers"), [((), 1), (("--workers", "2"), 2), (("--reload",), 1)]
+)
+def test_a_worker_runs_in_the_web_server(
+    shop: Shop, options: tuple[str, ...], workers: int
+) -> None:
     """It ends with the server, which waits for its messages."""
     create_schema(shop)
-    server = shop.serve("both:web")
+    server = shop.serve("both:web", *options)
+    server.wait_for_line("Application startup complete", count=workers)
+    if "--reload" in options:
+        (shop.shell.folder / "shop.py").touch()
+        server.wait_for_line("Application startup complete", count=2)
+        assert server.output.count("Application shutdown complete") == 1
+    wait_until(lambda: len(shop.workers()) == workers, "the workers are registered", 60)
     shop.check_calls()
     server.send(signal.SIGTERM)
     assert server.wait() in (0, -signal.SIGTERM)
     assert "Application shutdown complete" in server.output
     assert "Traceback" not in server.output
-    shop.run("qdo workers --app shop:app -o json > workers.json")
-    listed: Any = json.loads((shop.shell.folder / "workers.json").read_text())
-    assert listed["items"] == []
+    assert shop.workers() == []

@@ -75,6 +75,24 @@ def test_every_address_stays_below_the_path(local_shop: FilledShop, serve: Any) 
     assert len(read_pauses(local_shop.client, LAYOUT).node.pauses) == 1
 
 
+def test_a_middleware_says_who_visits(local_shop: FilledShop) -> None:
+    """With what it stored in the scope, which `authorize` gets."""
+    flask = local_shop.dashboard(
+        anonymous=False,
+        authorize=lambda environ: (environ["asgi.scope"]["user"], "viewer"),
+        secret="0123456789abcdef",
+    )
+    web = fastapi(flask)
+
+    async def with_user(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await web({**scope, "user": "Grace"}, receive, send)
+
+    with TestClient(with_user, "http://localhost") as client:
+        assert client.get("/queues/limits").status_code == 200
+        with pytest.raises(KeyError):
+            TestClient(web, "http://localhost").get("/queues/limits")
+
+
 def csrf_of(page: str) -> str:
     return re.findall('name="csrf" value="([^"]+)"', page)[0]
 
