@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
     from django.db.migrations.state import StateApps
 
 PREFIX = "django:"
-PLACES = ("broker", "coordinator")
-"""The settings that may name a database of Django."""
+FILES = {"broker": "messages.db", "coordinator": "coordination.db"}
+"""The settings that may name a database of Django, with qdo's files beside one of SQLite."""
 
 
 def resolved_address(url: str, setting: str) -> str | None:
     """Return the address of the database that ``django:ALIAS?OPTION=VALUE`` names.
 
-    The password of the database is used for this address in this process. SQLite has no address:
-    its second writer would wait for the transactions of the first, so qdo uses files of its own.
+    The password of the database is used for this address in this process. In SQLite a second
+    writer would wait for the transactions of the first, so qdo has files of its own: in the folder
+    ``qdo-data`` beside Django's, or None if that is in memory.
 
     :raises SettingsError: the alias is unknown, or the database is neither PostgreSQL nor SQLite.
     """
@@ -36,7 +38,7 @@ def resolved_address(url: str, setting: str) -> str | None:
         raise SettingsError(name=setting, reason=reason)
     wrapper = connections[alias]
     if wrapper.vendor == "sqlite":
-        return None
+        return _file_beside(str(wrapper.settings_dict["NAME"]), setting)
     if wrapper.vendor != "postgresql":
         reason = f"{url!r} must be a PostgreSQL database, got {wrapper.vendor}; write an address"
         raise SettingsError(name=setting, reason=f"{reason} such as postgresql://USER@HOST/NAME")
@@ -47,6 +49,12 @@ def resolved_address(url: str, setting: str) -> str | None:
 
         use_password(postgresql_address(address, setting), database["PASSWORD"])
     return address
+
+
+def _file_beside(database: str, setting: str) -> str | None:
+    if not os.path.isabs(database):
+        return None
+    return f"sqlite:{os.path.dirname(database)}/qdo-data/{FILES[setting]}"
 
 
 def _address(database: dict[str, Any], options: str) -> str:
@@ -66,12 +74,12 @@ def _address(database: dict[str, Any], options: str) -> str:
 
 def upgrade_schema(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
     """Create or upgrade qdo's schema if the database of a migration is one of qdo's."""
-    for name in PLACES:
+    for name in FILES:
         url = str(getattr(settings, "QDO", {}).get(name, ""))
         alias = url.removeprefix(PREFIX).partition("?")[0]
         if url.startswith(PREFIX) and alias == editor.connection.alias:
             address = resolved_address(url, name)
-            if address is not None:  # else it is SQLite, and qdo has files of its own
+            if address is not None and address.startswith("postgresql:"):
                 _upgrade(editor.connection.connection, postgresql_address(address, name))
 
 

@@ -16,7 +16,7 @@ from django.db import connections
 from qdo.app import App
 from qdo.callables import is_async
 from qdo.connections.broker import OpenBroker
-from qdo.contrib.django.databases import PLACES, PREFIX, resolved_address
+from qdo.contrib.django.databases import FILES, PREFIX, resolved_address
 from qdo.errors import SettingsError
 from qdo.jobs.middleware import Middleware
 from qdo.settings.settings import check_names
@@ -76,9 +76,13 @@ def project_app() -> DjangoApp:
         )
     check_names(given, "settings.QDO")
     chosen = {name: value for name, value in given.items() if name != "app"}
-    for name in PLACES:
+    broker = str(chosen.get("broker", ""))
+    for name in FILES:
         if str(chosen.get(name, "")).startswith(PREFIX):
             chosen[name] = resolved_address(chosen[name], name)
+    # Without a coordinator, PostgreSQL is both, wherever the settings in force have the broker.
+    if str(chosen.get("broker", "")).startswith("sqlite:") and broker.startswith(PREFIX):
+        chosen.setdefault("coordinator", resolved_address(broker, "coordinator"))
     known = {name: value for name, value in chosen.items() if value is not None}
     return DjangoApp(given["app"], **known)
 

@@ -65,6 +65,7 @@ def test_own_tests_run_without_servers(tmp_path: Path) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.long("tests of Django that also run on SQLite")
 def test_own_tests_run_on_postgresql(tmp_path: Path, bare_database: PostgresqlDatabase) -> None:
     """In Django's test database."""
     done = DjangoShop(tmp_path, bare_database).manage("test", "--noinput")

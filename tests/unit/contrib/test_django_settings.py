@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,10 +81,24 @@ def test_a_password_is_used_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert options[b"password"] == "a&b %=ö".encode()
 
 
-def test_sqlite_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """qdo then keeps files of its own."""
-    monkeypatch.setattr(databases, "connections", handler(ENGINE="django.db.backends.sqlite3"))
-    assert databases.resolved_address("django:default", "broker") is None
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("/srv/db.sqlite3", "sqlite:/srv/qdo-data/"),
+        (Path("/srv/db.sqlite3"), "sqlite:/srv/qdo-data/"),
+        (":memory:", None),
+        ("file:memory?mode=memory", None),
+    ],
+)
+def test_sqlite_has_files_beside_it(
+    name: str | Path, folder: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for every process of the project, whatever its current folder."""
+    engine = "django.db.backends.sqlite3"
+    monkeypatch.setattr(databases, "connections", handler(ENGINE=engine, NAME=name))
+    for setting, file in databases.FILES.items():
+        expected = None if folder is None else folder + file
+        assert databases.resolved_address("django:default", setting) == expected
 
 
 @pytest.mark.parametrize("url", ["django:other", "django:", "django:Default?schema=x"])
@@ -131,6 +146,7 @@ def test_settings_are_those_of_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project_app, "settings", types.SimpleNamespace(QDO=given))
     app = project_app.project_app.__wrapped__()
     assert (app.name, app.given["broker"]) == ("shop", "postgresql://ada@db:5433/shop")
+    assert "coordinator" not in app.given
     assert (app.given["backoff_seconds"], app.given["burst"]) == (0.0, False)
 
     def observe(event: Any) -> None: ...
@@ -140,3 +156,7 @@ def test_settings_are_those_of_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.observer(observe) is observe
     assert app.observer(wait) is wait
     assert app.hooks.on_loop  # the worker waits for the second
+    local = handler(ENGINE="django.db.backends.sqlite3", NAME="/srv/db.sqlite3")
+    monkeypatch.setattr(databases, "connections", local)
+    app = project_app.project_app.__wrapped__()
+    assert app.given["coordinator"] == "sqlite:/srv/qdo-data/coordination.db"
