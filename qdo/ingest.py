@@ -87,6 +87,7 @@ def asgi(app: Sender) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         parts = _parts(receive)
         status = await endpoints.areceive(scope["method"], path, headers, parts, endpoints.astore)
         more, body = endpoints.answer(path, status)
+        more.append(("Content-Length", str(len(body))))  # or servers send it in chunks
         raw = [(name.lower().encode(), text.encode()) for name, text in more]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body", "body": body})

@@ -83,6 +83,7 @@ def test_a_hostile_request_gets_its_status(
         answer = await answer_of(receiver, scope({**SIGNED, **headers}), parts, end)
         assert answer[0] == status
         assert (b"retry-after" in answer[1]) == (status == 503)
+        assert int(answer[1][b"content-length"]) > 0
         assert (await answer_of(receiver, scope(SIGNED), [BODY]))[0] == 202
 
     asyncio.run(play())
