@@ -354,12 +354,8 @@ class JobLoop(asyncio.SelectorEventLoop):
         self._helpers.submit(work)
         return future
 
-    async def _make_subprocess_transport(
-        self, protocol: Any, args: Any, shell: bool, *pipes: Any, **options: Any
-    ) -> Any:
-        # asyncio passes stdin, stdout, stderr and bufsize by position.
-        named = dict(zip(("stdin", "stdout", "stderr", "bufsize"), pipes, strict=True))
-        return await program_transport(self, protocol, args, shell, **named, **options)
+    async def _make_subprocess_transport(self, *args: Any, **options: Any) -> Any:
+        return await program_transport(self, *args, **options)
 
     def close(self) -> None:
         self._helpers.end()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 from asyncio.base_subprocess import BaseSubprocessTransport
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -20,29 +19,47 @@ from qdo.system.home_loop import at_home
 STREAMS = ("stdin", "stdout", "stderr")
 
 
+class ProgramTransport(BaseSubprocessTransport):
+    """The pipes of a program that is already started."""
+
+    def __init__(self, process: Any, *args: Any, **options: Any) -> None:
+        self._started = process
+        super().__init__(*args, **options)
+
+    def _start(self, *args: Any, **options: Any) -> None:
+        self._proc: Any = self._started
+
+
 async def program_transport(
-    loop: asyncio.AbstractEventLoop, protocol: Any, args: Any, shell: bool, **options: Any
-) -> _ProgramTransport:
-    """Start a program, and return its transport once its pipes are connected."""
-    wanted = [options.pop(name) for name in STREAMS]
-    extra = options.pop("extra", None)
-    program = _Program(loop)
-    with ExitStack() as theirs:
-        given = {
-            name: program.open_pipe(name, theirs) if each == subprocess.PIPE else each
-            for name, each in zip(STREAMS, wanted, strict=True)
-        }
-        start = partial(program.start, args, shell=shell, **given, **options)
-        try:
-            await loop.run_in_executor(None, at_home, start)
-        except BaseException:
-            program.close_pipes()
-            raise
+    loop: asyncio.AbstractEventLoop,
+    protocol: Any,
+    args: Any,
+    shell: bool,
+    *pipes: Any,
+    extra: Any = None,
+    **options: Any,
+) -> ProgramTransport:
+    """Start a program, and return its transport once its pipes are connected.
+
+    :param pipes: stdin, stdout, stderr and bufsize.
+    """
+    given = dict(zip(STREAMS, pipes[:3], strict=True))
+    own: dict[str, Any] = {}
+    ended: asyncio.Future[int] = loop.create_future()
+    with ExitStack() as undo, ExitStack() as theirs:
+        for name, stream in given.items():
+            if stream == subprocess.PIPE:
+                own[name], given[name] = _pipe(name == "stdin", undo, theirs)
+        start = partial(_start, loop, ended, args, shell=shell, **given, **options)
+        process: Any = await loop.run_in_executor(None, at_home, start)
+        undo.pop_all()
+    for name, file in own.items():
+        setattr(process, name, file)
     connected = loop.create_future()
-    transport = _ProgramTransport(
-        program, loop, protocol, args, shell, *wanted, 0, waiter=connected, extra=extra
+    transport = ProgramTransport(
+        process, loop, protocol, args, shell, *pipes, waiter=connected, extra=extra
     )
-    program.ended.add_done_callback(lambda done: transport._process_exited(done.result()))
+    ended.add_done_callback(lambda done: transport._process_exited(done.result()))
     try:
         await connected
     except BaseException:
@@ -51,58 +68,23 @@ async def program_transport(
     return transport
 
 
-class _Program:
-    """A started program, with the attributes of a Popen that its transport uses."""
+def _start(
+    loop: asyncio.AbstractEventLoop, ended: asyncio.Future[int], args: Any, **options: Any
+) -> Any:
+    process: Any = subprocess.Popen(args, **options)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.ended: asyncio.Future[int] = loop.create_future()
-        self.returncode: int | None = None
-        self.pid = 0
-        self.stdin: Any = None
-        self.stdout: Any = None
-        self.stderr: Any = None
+    def report(process: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set_result, process.returncode)
 
-    def open_pipe(self, name: str, theirs: ExitStack) -> int:
-        """Open a pipe; return the end for the program, which `theirs` closes here."""
-        # The pipes that gevent's Popen makes would belong to the worker's event loop.
-        reading, writing = os.pipe()
-        own, other = (writing, reading) if name == "stdin" else (reading, writing)
-        setattr(self, name, os.fdopen(own, "wb" if name == "stdin" else "rb", 0))
-        theirs.callback(os.close, other)
-        return other
-
-    def close_pipes(self) -> None:
-        for each in (self.stdin, self.stdout, self.stderr):
-            if each is not None:
-                each.close()
-
-    def start(self, args: Any, **options: Any) -> None:
-        """Start the program. Call this on the worker's event loop."""
-        process: Any = subprocess.Popen(args, **options)
-        self.pid = process.pid
-        process.rawlink(
-            lambda ended: self._loop.call_soon_threadsafe(self.ended.set_result, ended.returncode)
-        )
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if not self.ended.done():
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    process.rawlink(report)
+    return process
 
 
-class _ProgramTransport(BaseSubprocessTransport):
-    def __init__(self, program: _Program, *args: Any, **options: Any) -> None:
-        self._program = program
-        super().__init__(*args, **options)
-
-    def _start(self, *args: Any, **options: Any) -> None:
-        self._proc: Any = self._program
+def _pipe(writes: bool, undo: ExitStack, theirs: ExitStack) -> tuple[Any, int]:
+    """Return this end of a new pipe as a file, and the descriptor of the program's end."""
+    # The pipes that gevent's Popen makes would belong to the worker's event loop.
+    reading, writing = os.pipe()
+    own, other = (writing, reading) if writes else (reading, writing)
+    theirs.callback(os.close, other)
+    return undo.enter_context(os.fdopen(own, "wb" if writes else "rb", 0)), other

@@ -47,6 +47,7 @@ def environ(postgresql: PostgresqlDatabase) -> Iterator[dict[str, str]]:
         serving.join()
 
 
+@pytest.mark.slow
 def test_async_jobs_of_a_worker_use_libraries(local_runs: AppRuns, environ: dict[str, str]) -> None:
     """Threads of asgiref and anyio were greenlets on the loop: Django's ORM always failed."""
     local_runs.app.send_many([(name, 0) for name in NAMES for _ in range(MESSAGES)])
@@ -56,6 +57,7 @@ def test_async_jobs_of_a_worker_use_libraries(local_runs: AppRuns, environ: dict
     assert counts == dict.fromkeys(NAMES, MESSAGES), worker.output
 
 
+@pytest.mark.slow
 def test_async_jobs_in_the_kit_use_libraries(tmp_path: Path, environ: dict[str, str]) -> None:
     (tmp_path / "kit.py").write_text(KIT)
     proc = Proc.python("kit.py", env=environ, cwd=tmp_path)
