@@ -143,6 +143,10 @@ def test_the_shop_runs_as_shown(shop: Shop) -> None:
     assert "BlockedLoopWarning" not in server.output
 
 
+def test_a_type_checker_accepts_the_shop(shop: Shop) -> None:
+    assert "no issues" in shop.run("python -m mypy --strict shop.py main.py both.py")
+
+
 def test_the_tests_of_the_page_pass(shop: Shop) -> None:
     (shown,) = (each for each in PAGE if each.options.get("class") == "test")
     (command,) = (each for each, _ in steps(shown) if "pytest" in each and "pip" not in each)
