@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from qdo.app import App
@@ -38,16 +37,16 @@ class DjangoApp(App):
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__(name, **settings)
         self.hooks.own_middleware += [
-            Middleware(_closing, "sync"),
-            Middleware(_closing_async, "async"),
+            Middleware(_middleware, "sync"),
+            Middleware(_async_middleware, "async"),
         ]
 
     def failure(self, hook: _Hook) -> _Hook:
-        super().failure(_closing_after(hook))
+        super().failure(_closing(hook))
         return hook
 
     def observer(self, hook: _Hook) -> _Hook:
-        super().observer(_closing_after(hook))
+        super().observer(_closing(hook))
         return hook
 
     def _open_broker(self) -> OpenBroker:
@@ -63,11 +62,7 @@ class DjangoApp(App):
 @functools.cache
 def project_app() -> DjangoApp:
     """Return the app of this Django project; raise SettingsError if ``settings.QDO`` is wrong."""
-    try:
-        given = getattr(settings, "QDO", None)
-    except ImproperlyConfigured as error:
-        reason = f"Django has no settings: {error} Or start with `manage.py qdo`"
-        raise SettingsError(name="QDO", reason=reason) from error
+    given = getattr(settings, "QDO", None)
     if not isinstance(given, dict) or not isinstance(given.get("app"), str):
         raise SettingsError(
             name="QDO",
@@ -95,16 +90,17 @@ def close_connections() -> None:
             connection.close()
 
 
-def _closing(call_next: Callable[..., None], message: Any, context: Any) -> None:
+@contextlib.contextmanager
+def _own_connections() -> Iterator[None]:
     # Greenlets and threads of jobs come and go, so CONN_MAX_AGE would keep a connection for each.
     try:
-        call_next(message, context)
+        yield
     finally:
         close_connections()
 
 
 @contextlib.asynccontextmanager
-async def _shared_connection() -> AsyncIterator[None]:
+async def _shared_connections() -> AsyncIterator[None]:
     # Django runs the queries of all coroutines on one thread, with one connection. Between two
     # queries of a coroutine, it may hold a cursor of the server, as in `aiterator`.
     own = object()
@@ -117,29 +113,19 @@ async def _shared_connection() -> AsyncIterator[None]:
             await sync_to_async(close_connections)()
 
 
-async def _closing_async(call_next: Callable[..., Any], message: Any, context: Any) -> None:
-    async with _shared_connection():
-        await call_next(message, context)
+def _closing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook or middleware that closes the connections of its calls."""
+    return (_shared_connections() if is_async(function) else _own_connections())(function)
 
 
-def _closing_after(hook: Callable[..., Any]) -> Callable[..., Any]:
-    if is_async(hook):
+@_closing
+def _middleware(call_next: Callable[..., None], message: Any, context: Any) -> None:
+    call_next(message, context)
 
-        @functools.wraps(hook)
-        async def acall(*args: Any) -> Any:
-            async with _shared_connection():
-                return await hook(*args)
 
-        return acall
-
-    @functools.wraps(hook)
-    def call(*args: Any) -> Any:
-        try:
-            return hook(*args)
-        finally:
-            close_connections()
-
-    return call
+@_closing
+async def _async_middleware(call_next: Callable[..., Any], message: Any, context: Any) -> None:
+    await call_next(message, context)
 
 
 def _is_test_environment() -> bool:

@@ -45,12 +45,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _LEAST_URGENT = 9
-_KEEP_SECONDS = 3600.0
+_FAILED = "qdo.errors.RequestFailedError"
 app = project_app()
 
 
 class QdoBackend(BaseTaskBackend):
-    """Runs tasks in workers; the option ``keep_seconds`` is that of `App.request`."""
+    """Runs tasks in workers. The options are parameters of `App.request`: ``keep_seconds``."""
 
     supports_defer = True
     supports_async_task = True
@@ -70,7 +70,7 @@ class QdoBackend(BaseTaskBackend):
             # Django's priorities are from -100 to 100, the most urgent.
             priority=min(_LEAST_URGENT, NORMAL - round(task.priority * NORMAL / 100)),
             at=timezone.make_aware(due) if due is not None and timezone.is_naive(due) else due,
-            keep_seconds=self.options.get("keep_seconds", _KEEP_SECONDS),
+            **self.options,
         )
         result = self._result(task, _record(handle.id), called)
         task_enqueued.send(type(self), task_result=result)
@@ -87,7 +87,12 @@ class QdoBackend(BaseTaskBackend):
     ) -> TaskResult[_P, _R]:
         status = _status(record)
         is_attempted = status in (TaskResultStatus.RUNNING, TaskResultStatus.SUCCESSFUL)
-        errors = [] if record.error is None else [_error(record.error)]
+        # The store has the text of an error, not its class.
+        errors = (
+            []
+            if record.error is None
+            else [TaskError(exception_class_path=_FAILED, traceback=record.error)]
+        )
         result = TaskResult(
             task=task,
             id=record.id,
@@ -122,11 +127,6 @@ def _status(record: RequestRecord) -> TaskResultStatus:
 
 def _time(seconds: float) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if seconds else None
-
-
-def _error(text: str) -> TaskError:
-    # The store has the text of an error, not its class.
-    return TaskError(exception_class_path="qdo.errors.RequestFailedError", traceback=text)
 
 
 def _task_of(called: Mapping[str, Any]) -> Task[..., Any]:
