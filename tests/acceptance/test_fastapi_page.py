@@ -38,7 +38,7 @@ RUDE = (
 """The rest of requests to the webhook that are slow, cut, too long or ambiguous."""
 
 
-class Shop:
+class FastApiShop:
     """The programs of the page in a folder, with a database and a port of their own."""
 
     def __init__(self, folder: Path, database: str, stack: ExitStack) -> None:
@@ -98,19 +98,19 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, bare_database_url: str) -> Iterator[Shop]:
+def shop(tmp_path: Path, bare_database_url: str) -> Iterator[FastApiShop]:
     with ExitStack() as stack:
-        yield Shop(tmp_path, bare_database_url, stack)
+        yield FastApiShop(tmp_path, bare_database_url, stack)
 
 
-def create_schema(shop: Shop) -> None:
+def create_schema(shop: FastApiShop) -> None:
     (shown,) = (each for each in PAGE if each.options.get("class") == "serve")
     for command, _ in steps(shown):
         if command.startswith(("python", "qdo admin")):
             shop.run(command)
 
 
-def test_the_shop_runs_as_shown(shop: Shop) -> None:
+def test_the_shop_runs_as_shown(shop: FastApiShop) -> None:
     """Orders, an invoice, a webhook, the dashboard, and the end by SIGTERM."""
     create_schema(shop)
     server = shop.serve("main:web")
@@ -143,11 +143,11 @@ def test_the_shop_runs_as_shown(shop: Shop) -> None:
     assert "BlockedLoopWarning" not in server.output
 
 
-def test_a_type_checker_accepts_the_shop(shop: Shop) -> None:
+def test_a_type_checker_accepts_the_shop(shop: FastApiShop) -> None:
     assert "no issues" in shop.run("python -m mypy --strict shop.py main.py both.py")
 
 
-def test_the_tests_of_the_page_pass(shop: Shop) -> None:
+def test_the_tests_of_the_page_pass(shop: FastApiShop) -> None:
     (shown,) = (each for each in PAGE if each.options.get("class") == "test")
     (command,) = (each for each, _ in steps(shown) if "pytest" in each and "pip" not in each)
     found = shop.run(command.partition(" ")[2])
@@ -158,7 +158,7 @@ def test_the_tests_of_the_page_pass(shop: Shop) -> None:
     ("options", "workers"), [((), 1), (("--workers", "2"), 2), (("--reload",), 1)]
 )
 def test_a_worker_runs_in_the_web_server(
-    shop: Shop, options: tuple[str, ...], workers: int
+    shop: FastApiShop, options: tuple[str, ...], workers: int
 ) -> None:
     """It ends with the server, which waits for its messages."""
     create_schema(shop)
