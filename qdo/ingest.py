@@ -225,31 +225,34 @@ class WebhookEndpoints:
             await self._app.aopen()
         return self.message(path, headers, body)
 
-    def store(self, path: str, headers: Headers, body: bytes) -> int:
+    def store(self, path: str, headers: Headers, body: bytes, again: bool = False) -> int:
         """Store a verified webhook; return the status of the answer."""
         try:
             self._app.send_many([self.message(path, headers, body)])
         except QdoError as error:
-            return self._status_of_error(path, error) or self.store(path, headers, body)
+            status = self._status_of_error(path, error, again)
+            return status or self.store(path, headers, body, again=True)
         self._refused = False
         return 202
 
-    async def astore(self, path: str, headers: Headers, body: bytes) -> int:
+    async def astore(self, path: str, headers: Headers, body: bytes, again: bool = False) -> int:
         """Store like `store`, without blocking the loop."""
         try:
             await self._app.asend_many([await self.amessage(path, headers, body)])
         except QdoError as error:
-            return self._status_of_error(path, error) or await self.astore(path, headers, body)
+            status = self._status_of_error(path, error, again)
+            return status or await self.astore(path, headers, body, again=True)
         self._refused = False
         return 202
 
-    def _status_of_error(self, path: str, error: QdoError) -> int | None:
+    def _status_of_error(self, path: str, error: QdoError, again: bool) -> int | None:
         """Return the status of the answer, or None: store the webhook again, without its key."""
         if isinstance(error, MessageTooLargeError):
             return 413
-        if isinstance(error, UnsupportedError) and path not in self._repeated:
-            self._repeated.add(path)  # Kinesis and standard queues of SQS
-            _log.warning("repeated webhooks of %s are stored again: %s", path, error)
+        if isinstance(error, UnsupportedError) and not again:
+            if path not in self._repeated:  # Kinesis and standard queues of SQS
+                self._repeated.add(path)
+                _log.warning("repeated webhooks of %s are stored again: %s", path, error)
             return None
         if not self._refused:
             place = f"{path} in queue {self._app.webhooks[path].queue}"

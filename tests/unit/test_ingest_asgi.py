@@ -18,7 +18,13 @@ from starlette.websockets import WebSocketDisconnect
 from qdo import App, ingest
 from qdo.connections.broker import OpenBroker
 from qdo.contrib.starlette import verified
-from qdo.errors import DatabaseError, MessageTooLargeError, UsageError, WebhookRefusedError
+from qdo.errors import (
+    DatabaseError,
+    MessageTooLargeError,
+    UnsupportedError,
+    UsageError,
+    WebhookRefusedError,
+)
 from qdo.ingest import asgi, verify
 from qdo.sending.messages import NewMessage
 from qdo.testing import TestKit
@@ -120,6 +126,30 @@ def test_bodies_count_until_they_are_stored(
 
     asyncio.run(play())
     assert len(calls) == 2, "the second one had no room"
+
+
+def test_webhooks_at_once_are_stored_without_a_key(
+    app: App, kit: TestKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the queue knows no keys; none of those that were under way at the first is refused."""
+    store = kit.broker.asend_many
+    both = asyncio.Barrier(2)
+
+    async def refuse_keys(messages: Any) -> list[str]:
+        if messages[0].terms is None:
+            return await store(messages)
+        await both.wait()
+        raise UnsupportedError(broker="x", what="deduplicate messages", remedy="send without")
+
+    monkeypatch.setattr(kit.broker, "asend_many", refuse_keys)
+    receiver = asgi(app)
+
+    async def play() -> list[int]:
+        calls = [answer_of(receiver, scope(SIGNED), [BODY]) for _ in range(2)]
+        return [status for status, _ in await asyncio.gather(*calls)]
+
+    assert asyncio.run(play()) == [202, 202]
+    assert len(kit.waiting("github")) == 2
 
 
 @pytest.mark.parametrize("root", ["", "/shop"])
