@@ -93,8 +93,7 @@ class QueueCatalog(abc.ABC):
     def is_reopened(self, queue: str) -> bool:
         """Return whether a listed queue still receives messages, and so has no end.
 
-        If a listed queue is open, a queue node with the state "finished" belongs to an earlier
-        queue.
+        If so, a queue node with the state "finished" belongs to an earlier queue of this name.
         """
         return False
 

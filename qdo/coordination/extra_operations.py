@@ -1,8 +1,8 @@
 """Operations of ZooKeeper 3.6 and later that kazoo lacks.
 
 multiRead (opcode 22, ZOOKEEPER-1525) reads many nodes at once. Without multiRead, a worker that
-takes a thousand queues makes a thousand reads, at about 100 us each in Python. Batches take a tenth
-of this time.
+takes a thousand queues makes a thousand reads, at about 100 us each in Python. With multiRead, the
+same reads take a tenth of this time.
 
 addWatch (opcode 106), in its mode "persistent recursive", watches whole trees. The watch stays
 armed as long as the connection exists. Servers do not restore the watch when the client reconnects.

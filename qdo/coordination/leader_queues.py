@@ -69,7 +69,7 @@ class LeaderQueues:
         return {"lost_workers": tuple(lost) or None, "refused_rows": refused or None}
 
     def exclude_deleted(self, names: frozenset[str]) -> None:
-        """Assign no queues marked as deleted; do nothing if this worker does not lead."""
+        """Assign all queues except these; do nothing if this worker is not the leader."""
         self._put(partial(self._rebalancer.exclude_deleted, names))
 
     def read_queues(self, names: Sequence[str]) -> dict[str, QueueNode]:

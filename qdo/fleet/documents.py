@@ -244,7 +244,7 @@ class Documents(Mapping[str, Any]):
 
     @property
     def ltime(self) -> int:
-        """The place in the coordinator's order up to which the copy has every write."""
+        """The logical time up to which the copy has every write."""
         return self._current().ltime
 
     def fresh(self, ltime: int | None = None, timeout_seconds: float = 15.0) -> int:

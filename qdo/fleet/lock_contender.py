@@ -1,10 +1,10 @@
 """One contender for a lock. The class is a machine without I/O.
 
 A contender is an ephemeral sequential node ``x-<id>-<number>``, or ``s-<id>-<number>`` for a shared
-lock. An exclusive contender waits for the next smaller contender of any kind. A shared contender
-waits for the next smaller exclusive contender. Numbers only grow, so later contenders never come
-first. Each contender watches only one node. Contenders acquire the lock in the order of their
-creation, so every contender gets its turn.
+lock. An exclusive contender waits until the contender of either kind with the next lower number is
+gone. A shared contender waits until the exclusive contender with the next lower number is gone.
+Numbers only grow, so later contenders never come first. Each contender watches only one node.
+Contenders acquire the lock in the order of their creation, so every contender gets its turn.
 
 The fence is the zxid of the contender's creation. Each holder of an exclusive lock has a larger
 fence than earlier holders.

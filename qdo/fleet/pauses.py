@@ -152,9 +152,9 @@ def end_pauses(
 def resume_globs(
     client: Client, layout: Layout, globs: Iterable[str], *, record: Record | None = None
 ) -> list[Pause]:
-    """Remove globs from all pauses, and end pauses that have no globs left.
+    """Remove globs from the pauses of operators, and end pauses that have no globs left.
 
-    Return the changed pauses.
+    Return the changed pauses. Sections do not change.
     """
     ended = set(globs)
 

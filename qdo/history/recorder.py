@@ -151,7 +151,7 @@ class Recorder:
         self._batches: dict[str, float] = {}
 
     def bind(self, call: _Call) -> _Call:
-        # Use local names, because this runs for each message.
+        # Bind the attributes to local names, because `counted` runs for each message.
         clock = self._clock
         all_counts = self.counts
         new = self._new

@@ -227,7 +227,7 @@ def check_format(
 
 
 def _differs(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
-    """Return whether the schema has the functions of another version with the same format."""
+    """Return whether the functions of the schema come from another version of qdo."""
     query = f"SELECT functions FROM {address.schema}.about"  # noqa: S608 - the address allows a-z, 0-9 and _
     return connection.execute(query).fetchone() != (digest(),)
 

@@ -25,7 +25,7 @@ from botocore.utils import get_environ_proxies
 
 from qdo.system.http_responses import BoundedResponse
 
-# A header that every AWS response has.
+# A header of every response of AWS, except those of S3.
 _REQUEST_ID = "x-amzn-RequestId"
 # The S3 actions with an ETag in their responses.
 _OF_OBJECTS = ("GetObject", "PutObject")

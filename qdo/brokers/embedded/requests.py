@@ -1,6 +1,7 @@
 """Requests in the embedded broker's file.
 
-Each change is one statement that also checks the take. The same transaction sends the messages of
+A report about a take (`note`, `end`, `put_back`) is one statement, which also checks that the
+take still counts. The same transaction sends the messages of
 the change. `take` first looks without the write lock, because idle workers look often.
 
 SQLite refuses values of a wrong type from any program, so no row can block other rows.

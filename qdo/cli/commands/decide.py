@@ -262,10 +262,10 @@ def _cancellation_item(queue: str, result: Cancellation) -> dict[str, Any]:
 def purge_queues(glob: str, delayed: bool, consent: Consent, settings: Settings) -> None:
     """Drop all messages that wait in queues, without running them.
 
-    Also those that fail or block a queue. Messages that arrive later and dead letters stay. Workers
-    may be running: the owner finishes its message in flight, which is neither retried nor kept if
-    it fails. Until it hears of the purge, a moment later, it may start others: `qdo pause` before
-    prevents that. Without --delayed, delayed messages run when they are due.
+    This includes messages that fail or block a queue. Messages that arrive later and dead letters
+    stay. Workers may be running: the owner finishes its message in flight, which is neither retried
+    nor kept if it fails. Until it hears of the purge, a moment later, it may start others: `qdo
+    pause` before prevents that. Without --delayed, delayed messages run when they are due.
 
     WAITING counts the messages after the recorded position, those in flight included. The positions
     move as by `qdo seek`: a seek back runs dropped messages after all, if the broker still has

@@ -72,8 +72,8 @@ Chores:
 def doctor(form: str, settings: Settings) -> int:
     """Check coordinator, broker, workers, jobs and this machine; exit code 1 if a check failed.
 
-    This only reads, and takes up to ten seconds. With --app MODULE:APP it also checks the jobs.
-    STATUS is ok, warning, failed, or unknown if a check could not find out.
+    The command changes nothing. It takes up to ten seconds. With --app MODULE:APP it also checks
+    the jobs. STATUS is ok, warning, failed, or unknown if a check could not find out.
     """
     app, settings = import_app(settings)
     name = require_app(settings)

@@ -35,7 +35,7 @@ from qdo.text import join_some, pluralize
 # Time after SIGTERM in which a command must end before it receives SIGKILL.
 KILL_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
-# The environment variable in which COMMAND of `qdo pause` receives the fence of the section.
+# The environment variable that passes the fence of a section to the COMMAND of `qdo pause`.
 FENCE_VARIABLE = "QDO_HOLD_FENCE"
 # The exit code of a shell that cannot run a command.
 _CANNOT_RUN = 126

@@ -38,7 +38,7 @@ _COLUMNS = ("id", "pool", "state", "age", "owner", "failed", "note")
 
 @click.group()
 def requests() -> None:
-    """List requests and change them: work that any worker of the app does.
+    """List and change requests. A request is work that any worker of the app can do.
 
     \b
     qdo requests list --app shop:app

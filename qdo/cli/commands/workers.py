@@ -78,9 +78,9 @@ def workers(names: tuple[str, ...], every: bool, form: str, settings: Settings) 
     last changes are shown, too. `qdo ps --worker NAME` lists the messages that run now, `qdo action
     NAME stacks` their stacks.
 
-    With --all, LEVEL is the level of the format that the process writes to the coordinator. BUSY is
-    the number of queues with a running job at the last report. LIVE is the version of the live
-    settings in use. FAULT is why a node is not that of a process. A process that uses locks or
+    With --all, LEVEL is the format level of the data that the process writes to the coordinator.
+    BUSY is the number of queues with a running job at the last report. LIVE is the version of the
+    live settings in use. FAULT is why a node is not that of a process. A process that uses locks or
     permits has the kind `client`. A web server or another sender is listed after `app.register()`.
     The parent process has no node: `parent`, in JSON, is its id. Processes with the same
     `settings`, a digest, have equal settings.

@@ -39,9 +39,9 @@ REPORT = 0.1
 
 
 class Lease:
-    """A deadline, which moves only when the leader has certainly heard of the session.
+    """A deadline that is extended only when the leader has certainly heard from the session.
 
-    :param heard_at: a time in seconds after which the leader heard of the session.
+    :param heard_at: a time in seconds after which the leader heard from the session.
     :ivar until: the end of the lease in seconds. Start a message only while ``clock() < until``.
     :ivar timeout_seconds: the negotiated session timeout.
     :ivar contact: the time in seconds at which the worker sent the last acknowledged transaction.

@@ -125,8 +125,8 @@ class Component(Registration):
     def flush(self) -> None:
         if self.path is not None and self._due:
             self._due = False
-            # Do not check the version, because only this process writes the node, and each write
-            # replaces a lost write.
+            # Do not check the version. Each write has the whole description, so it repairs a lost
+            # write. It may also overwrite a note of the parent process.
             self.ask(m.Commit((m.SetOp(self.path, self._data, m.ANY_VERSION),)), _ignore)
 
 

@@ -171,7 +171,7 @@ ON CONFLICT (id) DO UPDATE SET
 
 
 class PostgresqlStore:
-    """A connection to the schema.
+    """A connection to the coordinator's schema in PostgreSQL.
 
     :param timeout_seconds: the session timeout. The client waits for the server for a third of it.
     :param for_people: whether reads omit the nodes of sessions that are silent by the server's

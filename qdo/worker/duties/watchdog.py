@@ -159,8 +159,8 @@ class LoopWatchdog:
         self._session_timeout = session_timeout_seconds
         self._limit = min(LIMIT_SECONDS, session_timeout_seconds / 10)
         self._state = state
-        # The longest limit applies to unknown jobs. A job that lets no other thread run stays
-        # unknown.
+        # The longest limit applies to unknown jobs. A job that holds the GIL stays unknown, because
+        # the thread of the watchdog cannot run.
         self._longest = max(
             block_limit(seconds, session_timeout_seconds) for seconds in (None, *timeouts)
         )

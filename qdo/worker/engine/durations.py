@@ -23,7 +23,7 @@ from typing import NamedTuple
 # Multiple of the usual duration after which the log names a message. Durations often vary by a
 # factor of 2 or 3 with the load and the size of the message. A hang takes longer.
 FACTOR = 10.0
-# Minimum run time of a named message. A slow disk or a busy machine can slow a job of 1 ms down to
+# Minimum run time of a named message. On a slow disk or a busy machine, a job of 1 ms can take
 # seconds. Workers look at their messages in flight only every few seconds.
 LEAST_SECONDS = 10.0
 # Number of messages that must end before the log names a message.
