@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from qdo.coordination.protocol.machine import (
     Callback,
     Commit,
+    CoordinatorRequest,
     Create,
     NoResponse,
-    Request,
     Response,
 )
 from tests.simulation.coordinator import Coordinator, LogEntry, SessionEntry
@@ -18,7 +18,7 @@ from tests.simulation.server import Exists, SimulatedServer, Watcher
 from tests.simulation.vocabulary import answer_words, request_words
 
 Deliver = Callable[..., None]
-Item = tuple[Request | Exists, Callback, "Watcher | None"]
+Item = tuple[CoordinatorRequest | Exists, Callback, "Watcher | None"]
 
 UNANSWERED = NoResponse()
 
@@ -85,7 +85,7 @@ class Link:
             self.schedule.after(0.001 + 0.05 * self.schedule.chance(), self._connect)
 
     def submit(
-        self, request: Request | Exists, then: Callback, watcher: Watcher | None = None
+        self, request: CoordinatorRequest | Exists, then: Callback, watcher: Watcher | None = None
     ) -> None:
         """Send a request; without a connection it waits for one."""
         if self._server is None:

@@ -14,13 +14,13 @@ from qdo.coordination.protocol.machine import (
     Commit,
     CommitError,
     Committed,
+    CoordinatorRequest,
     CreateOp,
     DeleteOp,
     Get,
     NodeMissing,
     NodeRead,
     Rejected,
-    Request,
     Response,
     SetOp,
     Stat,
@@ -153,7 +153,7 @@ class Actor:
 
     # --- the connection -------------------------------------------------------------------
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: CoordinatorRequest) -> Response:
         """Perform a request."""
         world = self._world
         if isinstance(request, Stat):

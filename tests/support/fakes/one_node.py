@@ -10,13 +10,13 @@ from qdo.coordination.protocol.machine import (
     Commit,
     CommitError,
     Committed,
+    CoordinatorRequest,
     Get,
     Machine,
     NodeMissing,
     NodeRead,
     NoResponse,
     Rejected,
-    Request,
     Response,
     SetOp,
 )
@@ -56,7 +56,7 @@ class OneNodeSession:
         self._machine = machine
         self._seen = len(world.states) - 1
         self._armed: int | None = None
-        self._asked: deque[tuple[Request, Callback]] = deque()
+        self._asked: deque[tuple[CoordinatorRequest, Callback]] = deque()
         machine.connected()
         self.send()
 
@@ -72,7 +72,7 @@ class OneNodeSession:
             then(self.perform(request))
             self.send()
 
-    def perform(self, request: Request) -> Response:
+    def perform(self, request: CoordinatorRequest) -> Response:
         """Read the node, or write it at a version."""
         world = self._world
         if isinstance(request, Get):

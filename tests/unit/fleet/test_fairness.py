@@ -24,10 +24,10 @@ from qdo.coordination.protocol.machine import (
     Commit,
     CommitError,
     Committed,
+    CoordinatorRequest,
     Get,
     NodeRead,
     Rejected,
-    Request,
     Response,
     SetOp,
 )
@@ -93,7 +93,7 @@ class FairnessWorld:
         for each in self.processes:
             each.told(LAYOUT.workers)
 
-    def reply(self, process: LimitedProcess, request: Request) -> Response:
+    def reply(self, process: LimitedProcess, request: CoordinatorRequest) -> Response:
         if isinstance(request, Children):
             return ChildrenRead(tuple(each.name for each in self.processes))
         if isinstance(request, Get):
@@ -198,7 +198,7 @@ class LimitedProcess:
             self._tick_at = due
             world.at(max(0.0, due - world.now), self._step)
 
-    def _perform(self, request: Request, then: Callback) -> None:
+    def _perform(self, request: CoordinatorRequest, then: Callback) -> None:
         answer = self._world.reply(self, request)
 
         def receive() -> None:

@@ -17,12 +17,12 @@ from qdo.coordination.protocol.machine import (
     Callback,
     Children,
     ChildrenRead,
+    CoordinatorRequest,
     Get,
     NodeMissing,
     NodeRead,
     NoResponse,
     Refused,
-    Request,
     Response,
     Sync,
     Synced,
@@ -45,7 +45,7 @@ class ViewWorld:
         self.view = kind(FOLDER, bytes.decode)
         self.nodes: dict[str, NodeRead] = {}
         self.zxid = 100
-        self.asked: deque[tuple[Request, Callback]] = deque()
+        self.asked: deque[tuple[CoordinatorRequest, Callback]] = deque()
         self.performed: deque[Callback] = deque()
         self.received: deque[Callable[[], object]] = deque()
         self.watching = False
@@ -84,7 +84,7 @@ class ViewWorld:
         self.performed.append(then)
         self.received.append(lambda: self.performed.popleft()(reply))
 
-    def reply(self, request: Request) -> Response:
+    def reply(self, request: CoordinatorRequest) -> Response:
         if isinstance(request, WatchTree):
             self.watching = True
             return Watching()

@@ -21,6 +21,7 @@ from qdo.coordination.protocol.machine import (
     Commit,
     CommitError,
     Committed,
+    CoordinatorRequest,
     Create,
     Created,
     CreateOp,
@@ -30,7 +31,6 @@ from qdo.coordination.protocol.machine import (
     NodeRead,
     NoResponse,
     Rejected,
-    Request,
     Response,
     Stat,
 )
@@ -49,7 +49,7 @@ class LockClient:
         self.world = world
         self.session = session
         self.contenders: list[LockContender] = []
-        self.asked: deque[tuple[LockContender, Request, Callback]] = deque()
+        self.asked: deque[tuple[LockContender, CoordinatorRequest, Callback]] = deque()
         self.received: deque[Callable[[], object]] = deque()
         self.performed: deque[Callback] = deque()
         self.watched: dict[str, list[LockContender]] = {}
@@ -154,7 +154,9 @@ class LockWorld:
         self.sessions += 1
         return LockClient(self, self.sessions)
 
-    def reply(self, client: LockClient, contender: LockContender, request: Request) -> Response:
+    def reply(
+        self, client: LockClient, contender: LockContender, request: CoordinatorRequest
+    ) -> Response:
         if isinstance(request, Create | Children) and not self.folder:
             return NodeMissing()
         if isinstance(request, Create):

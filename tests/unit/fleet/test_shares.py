@@ -12,11 +12,11 @@ from qdo.coordination.protocol.machine import (
     Commit,
     CommitError,
     Committed,
+    CoordinatorRequest,
     Get,
     NodeMissing,
     NodeRead,
     Rejected,
-    Request,
     SetOp,
 )
 from qdo.coordination.znodes.layout import Layout
@@ -63,7 +63,7 @@ class ShareSetup:
         while self.share.outbox:
             self.answer(*self.share.outbox.popleft())
 
-    def answer(self, request: Request, then: Callback) -> None:
+    def answer(self, request: CoordinatorRequest, then: Callback) -> None:
         self.requests += 1
         if isinstance(request, Get):
             read = None if self.node is None else self.node.encode()
