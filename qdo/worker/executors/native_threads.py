@@ -9,10 +9,12 @@ may start thousands.
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,10 +24,24 @@ from gevent import monkey
 from qdo.system.home_loop import leave_gevent, own_hub
 from qdo.system.native import native_lock, original, start_thread
 
+# How long the end of a process waits for native threads.
+LEAVING_SECONDS = 1.0
+
+# The locks of native threads, which they hold until they have left gevent.
+_leaving: dict[int, Any] = {}
 # Native threads whose new threads are native, too.
 _starters: set[int] = set()
 # The watchers that keep gevent's event loops alive in these threads.
 _kept: dict[int, Any] = {}
+
+
+@atexit.register
+def _await_ends() -> None:
+    # Python has joined the threads, but they still have to leave gevent. If the interpreter ends
+    # meanwhile, the process dies of SIGSEGV or SIGABRT.
+    deadline = time.monotonic() + LEAVING_SECONDS
+    for left in list(_leaving.values()):
+        left.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
 
 def _ident() -> int:
@@ -95,6 +111,9 @@ class _NativeThread:
             raise RuntimeError("can't start new thread") from self._failure
 
     def _run(self) -> None:
+        left = native_lock()
+        left.acquire()
+        _leaving[_ident()] = left
         try:
             with native_threads():
                 _keep_loop()
@@ -111,6 +130,8 @@ class _NativeThread:
             self._begun.release()
         finally:
             leave_gevent()
+            del _leaving[_ident()]
+            left.release()
 
 
 def _keep_loop() -> None:
