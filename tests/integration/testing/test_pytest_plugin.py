@@ -55,7 +55,7 @@ def test_the_fixture_is_listed(metadata: Path, tmp_path: Path) -> None:
     """It is listed with its purpose."""
     said = pytests(metadata, tmp_path, "--fixtures", "-v")
     assert "qdo_kit" in said
-    assert "Make a `qdo.testing.TestKit`" in said
+    assert "Return a function that makes kits." in said
 
 
 PLAIN = """
