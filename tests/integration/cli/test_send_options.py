@@ -47,18 +47,18 @@ def test_priorities(cli: Run) -> None:
 
 def test_kinds(cli: Run) -> None:
     """For one message or for each line, which a job's type checks if the command knows the app."""
-    Path("shop.py").write_text(
+    Path("placing.py").write_text(
         "import dataclasses\nimport qdo\n\napp = qdo.App('a')\n\n\n@dataclasses.dataclass\n"
         "class Placed:\n    order: int\n\n\n@app.job('q', body=Placed)\n"
         "def placed(message, context): ...\n"
     )
     Path("lines").write_text('{"order": 2}\n{"order": "x"}\n')
-    assert cli("send", "q", '{"order": 1}', "--kind", "Placed", "--app", "shop:app").code == 0
-    assert cli("send", "q", "1", "--kind", "Placed", "--app", "shop:app").code == 2
-    wrong = cli("send", "q", '{"order": 1}', "--kind", "Plcaed", "--app", "shop:app")
+    assert cli("send", "q", '{"order": 1}', "--kind", "Placed", "--app", "placing:app").code == 0
+    assert cli("send", "q", "1", "--kind", "Placed", "--app", "placing:app").code == 2
+    wrong = cli("send", "q", '{"order": 1}', "--kind", "Plcaed", "--app", "placing:app")
     assert wrong.code == 2
     assert "(did you mean 'Placed'?)" in wrong.err
-    assert cli("send", "q", "-f", "lines", "--kind", "Placed", "--app", "shop:app").code == 2
+    assert cli("send", "q", "-f", "lines", "--kind", "Placed", "--app", "placing:app").code == 2
     assert cli("send", "q", '{"order": "y"}', "--kind", "Placed").code == 0
     assert [(body, headers) for body, _, headers in stored("q")] == [
         (b'{"order": 1}', {"qdo-kind": "Placed"}),
