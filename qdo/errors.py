@@ -422,7 +422,8 @@ class RequestExistsError(RejectedError):
 
 
 class RequestNotFoundError(NotFoundError):
-    """request {id!r} does not exist: it has expired, or no request of this app had this id"""
+    """request {id!r} does not exist: it has expired, the transaction that asked for it has not
+    committed, or no request of this app had this id"""
 
 
 class RequestStateError(RejectedError):

@@ -83,6 +83,7 @@ class Message(Generic[Body]):
         must finish, or None.
     """
 
+    body: Body
     _ends: list[bool]
     __slots__ = (
         "_ends",

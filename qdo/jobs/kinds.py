@@ -32,13 +32,29 @@ class KindJob:
     @classmethod
     def of(cls, function: Function, body: Any, kind: str | None) -> KindJob:
         """Return a function with the type in `body`, or in its annotation, and the type's kind."""
-        wanted = annotated_type(function, (Message, Batch)) if body is None else body
+        wanted = _wanted_type(function, body)
         type = None if wanted is None else body_type(wanted)
         if kind is not None:
             checked_kind(kind)
         elif type is not None:
             kind = type.kind
         return cls(function, kind, type)
+
+
+def _wanted_type(function: Function, body: Any) -> Any:
+    """Return the type in `body` or in the annotation; raise UsageError if the two differ."""
+    try:
+        annotated = annotated_type(function, (Message, Batch))
+    except UsageError:
+        if body is None:
+            raise
+        return body  # the annotation has names that exist for type checkers only
+    if body is not None and annotated not in (None, body):
+        raise UsageError(
+            reason=f"job {describe_callable(function)} must have one type of bodies, got "
+            f"body={body!r:.100} and the annotation {annotated!r:.100}; leave one out"
+        )
+    return annotated if body is None else body
 
 
 class Kinds:

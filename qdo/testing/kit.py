@@ -148,16 +148,19 @@ class Results:
         self._sender.deliver()
         return self.broker.catalog.backlog(queue, self.last(queue))
 
-    def _without_job(self) -> dict[str, int]:
-        """Count the messages, including delayed messages, of each queue that has no job."""
+    def _without_job(self) -> dict[str, str]:
+        """Describe the messages and requests, also delayed ones, of each name that has no job."""
         self._sender.deliver()
-        counts = {}
+        found = {}
         for queue in self.broker.catalog.names():
             if self._world.app.job_for(queue) is None or self._world.is_pool(queue):
                 backlog = self.backlog(queue)
                 if count := backlog.count + backlog.delayed:
-                    counts[queue] = count
-        return counts
+                    found[queue] = f"{pluralize(count, 'message')} of queue {queue!r}"
+        for pool, counts in self.broker.requests.counts().items():
+            if counts.waiting and not self._world.is_pool(pool):
+                found[pool] = f"{pluralize(counts.waiting, 'request')} of pool {pool!r}"
+        return found
 
     def _describe_waiting(self) -> str:
         retries = [
@@ -203,7 +206,8 @@ class TestKit(Results):
     :param clock: a clock to share with another kit.
     :param chance: returns the random number of each backoff. By default it returns 1: each backoff
         takes its full time in every run.
-    :param without_job: glob or globs of queues without a job. Messages may remain in these queues.
+    :param without_job: glob or globs of queues and pools without a job. Messages and requests may
+        remain there.
     :param most_attempts: maximum number of jobs that a run may start. A run that exceeds this
         number ends with a UsageError.
     :param settings: settings by name. They override the settings in the code.
@@ -256,13 +260,13 @@ class TestKit(Results):
     def close(self) -> None:
         """Close the remaining job contexts, and restore the broker of the app.
 
-        :raises NoJobError: messages remain in queues without a job that `without_job` does not
-            match.
+        :raises NoJobError: messages or requests remain in queues or pools without a job that
+            `without_job` does not match.
         """
         unexpected = {
-            queue: f"{pluralize(count, 'message')} of queue {queue!r}"
-            for queue, count in self._without_job().items()
-            if not self._expected.takes(queue)
+            name: waiting
+            for name, waiting in self._without_job().items()
+            if not self._expected.takes(name)
         }
         self._close()
         if unexpected:

@@ -46,6 +46,7 @@ async def take_many(batch: qdo.Batch[OrderPlaced], context: Warehouse) -> None:
 @app.job("invoice", pool=True, executor="process", memory_mib=500)
 def invoice(request: qdo.Request[OrderPlaced], context: Warehouse) -> str:
     request.progress(0.5)
+    assert_type(request.body, OrderPlaced)
     return str(request.body.order)
 
 

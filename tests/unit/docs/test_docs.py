@@ -109,7 +109,7 @@ def test_every_extra_is_documented() -> None:
     """An extra that no page names is one that nobody needs."""
     listed = (ROOT / "setup.py").read_text(encoding="utf-8").split("extras_require={")[1]
     extras = set(re.findall(r'^ +"(\w+)": [A-Z]+,$', listed, re.MULTILINE)) - {"test", "docs"}
-    assert extras == set(re.findall(r"(?:qdo|\.)\[(\w+)\]", "".join(map(_text, pages()))))
+    assert extras == set(re.findall(r"(?:qdo|clone|\.)\[(\w+)\]", "".join(map(_text, pages()))))
 
 
 def test_git_ignores_what_the_examples_create() -> None:

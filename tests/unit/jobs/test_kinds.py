@@ -155,7 +155,7 @@ def test_a_batch_with_a_misfit_runs_one_by_one(shop: KindApp) -> None:
 def test_a_request_is_not_for_a_queues_job(shop: KindApp) -> None:
     """The job of its pool may be in another program."""
     shop.job("placed", "*", body=Placed)
-    with TestKit(shop.app):
+    with TestKit(shop.app, without_job="elsewhere"):
         shop.app.request("elsewhere", {"other": 1})
 
 
@@ -231,6 +231,14 @@ def test_an_unknown_name_in_an_annotation_is_refused(shop: KindApp) -> None:
     with pytest.raises(UsageError):
         shop.app.job("a")(job)
     shop.app.job("a", body=Placed)(job)
+
+
+def test_two_types_of_one_job_are_refused(shop: KindApp) -> None:
+    def job(message: qdo.Message[Paid], context: Any) -> None: ...
+
+    with pytest.raises(UsageError):
+        shop.app.job("a", body=Placed)(job)
+    shop.app.job("a", body=Paid)(job)
 
 
 def test_coroutines_share_a_queue(shop: KindApp) -> None:

@@ -141,12 +141,14 @@ def test_messages_that_remain_without_a_job_fail_the_test(stage: KitSetup) -> No
     kit.send("misspelled", 2, delay_seconds=60)
     for queue in ("other", "fax-1", "letter", "known"):
         kit.send(queue, 1)
+    stage.app.request("known", 1)  # the job takes messages of this name
     kit.run_until_idle()
     with pytest.raises(NoJobError) as caught:
         kit.close()
     assert caught.value.details == {
-        "waiting": "2 messages of queue 'misspelled', 1 message of queue 'other'",
-        "globs": "'misspelled', 'other'",
+        "waiting": "2 messages of queue 'misspelled', 1 message of queue 'other', 1 request of"
+        " pool 'known'",
+        "globs": "'misspelled', 'other', 'known'",
     }
     with TestKit(stage.app) as again:
         assert again.waiting("misspelled") == []
