@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack, overload
 
+from qdo.bodies import BodyType, kind_of
 from qdo.brokers.base import Broker
 from qdo.connections.services import (
     AppDocuments,
@@ -42,7 +43,6 @@ from qdo.system.twins import AsyncBlock, twin, warn_if_blocking
 from qdo.text import pluralize
 
 if TYPE_CHECKING:
-    from qdo.bodies import BodyType
     from qdo.fleet.documents import Documents, DocumentStore
     from qdo.fleet.locks import HeldLock, LockService, Section
     from qdo.fleet.permits import PermitAsk
@@ -243,11 +243,15 @@ class App(OperatorCalls, RequestCalls):
                 return job
         return None
 
-    def _type_of(self, queue: str, kind: str | None, pool: bool) -> BodyType | None:
+    def _type_of(
+        self, queue: str, kind: str | None, body: type, pool: bool
+    ) -> tuple[BodyType | None, str | None]:
         job = self.job_for(queue)
         if job is None or job.kinds is None or job.pool != pool:
-            return None
-        return job.kinds.type_of(queue, kind)
+            return None, kind_of(body) if kind is None else kind
+        if kind is None:
+            kind = job.kinds.kind_of(body)
+        return job.kinds.type_of(queue, kind), kind
 
     # --- the fleet ---
 

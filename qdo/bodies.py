@@ -47,6 +47,7 @@ class BodyType:
         else:
             options = {"type": type, "str_keys": True, "dec_hook": _load_inner}
             self._converted = functools.partial(convert, **options)
+        self.type = type
         self.kind = kind_of(type)
         self.name = self.kind or str(type)
         try:

@@ -12,7 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from qdo.bodies import BodyType, MisfitError, annotated_type, body_type, checked_kind
+from qdo.bodies import (
+    BodyType,
+    MisfitError,
+    annotated_type,
+    body_type,
+    checked_kind,
+    kind_of,
+)
 from qdo.callables import describe_callable, is_async
 from qdo.errors import BodyTypeError, UnknownKindError, UsageError
 from qdo.message import Batch, Message
@@ -76,6 +83,13 @@ class Kinds:
     def find(self, kind: str | None) -> KindJob | None:
         """Return the function for messages of a kind, None if there is none."""
         return self._by_kind.get(kind) or self._rest
+
+    def kind_of(self, body: type) -> str | None:
+        """Return the kind of the function for bodies of a class, or else the name of the class."""
+        for each in self.members:
+            if each.type is not None and each.type.type is body:
+                return each.kind
+        return kind_of(body)
 
     def type_of(self, queue: str, kind: str | None) -> BodyType | None:
         """Return the type of bodies of a kind, for senders; UsageError for an unknown kind."""

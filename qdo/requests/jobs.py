@@ -25,7 +25,7 @@ from qdo.outcomes import DeadLetter, Retry
 from qdo.requests.replies import end_request, reply_messages, store_end, until_answered
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
-from qdo.system.twins import twin, warn_if_blocking
+from qdo.system.twins import in_own_thread, twin, warn_if_blocking
 from qdo.text import describe
 
 if TYPE_CHECKING:
@@ -142,7 +142,10 @@ class Request(Message[Body]):
                 raise Retry(after=0, counts=False)
             time.sleep(LOOK_SECONDS)
 
-    apause = twin(pause, alone=True)
+    async def apause(self, note: str = "", *, type: type[Value] | None = None) -> Value:
+        """Wait like `pause`, from a coroutine, without blocking its loop."""
+        # A twin would lose the type variable.
+        return await in_own_thread(lambda: self.pause(note, type=type))
 
     def _replies(self, outcome: str, result: Any = None) -> list[Outgoing]:
         reply = self.headers.get("qdo-reply")

@@ -45,8 +45,9 @@ MAX_HEADERS_BYTES = 64 * 1024
 _MAX_NUMBER = 1e300
 
 Moment: TypeAlias = datetime.datetime | float
-# Returns the type of bodies by queue, kind, and whether the queue is a pool. None stands for any.
-TypeOf: TypeAlias = Callable[[str, str | None, bool], BodyType | None]
+# Returns the type of bodies (None for any) and the kind, by queue, kind (None for that of the
+# class), class of the body, and whether the queue is a pool.
+TypeOf: TypeAlias = Callable[[str, str | None, type, bool], tuple[BodyType | None, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,13 @@ def body_and_kind(
 
     :raises UsageError: no job of the app would take them.
     """
-    if kind is None:
-        kind = kind_of(body.__class__)
-    else:
+    if kind is not None:
         checked_kind(kind)
-    expected = None if type_of is None else type_of(queue, kind, pool)
+    expected = None
+    if type_of is not None:
+        expected, kind = type_of(queue, kind, body.__class__, pool)
+    elif kind is None:
+        kind = kind_of(body.__class__)
     what = f"the body for queue {queue!r}"
     # Webhooks are JSON texts. Their senders could not correct a misfit, so an operator must see it.
     if expected is None or type(body) is JsonText:

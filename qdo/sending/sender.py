@@ -58,7 +58,7 @@ class Sender:
         self.default_headers: Callable[[], Mapping[str, str]] | None = None
         """Returns headers for each message that is sent; those of the message itself win."""
         self.type_of: TypeOf | None = None
-        """Returns the type of a queue's bodies of a kind; None if no job has types or kinds."""
+        """Returns type and kind of a body for a queue; None if no job has types or kinds."""
         self.webhooks: dict[str, DeclaredWebhook] = {}
         """The webhooks that `webhook` has declared, by path."""
         self.timers: dict[str, Timer] = {}

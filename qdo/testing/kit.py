@@ -324,6 +324,8 @@ class TestKit(Results):
         data = body if isinstance(body, bytes) else encode_body(path, body)
         return WebhookEndpoints(self.app, {}).store(path, lower, data)
 
+    adeliver = twin(deliver)
+
     def run_until_idle(self) -> None:
         """Run all jobs that can run now, without moving the clock.
 
@@ -511,6 +513,8 @@ class TestKit(Results):
         process = self._stack[-1] if self._stack else self._process
         if process is None:
             return
+        if not self._stack:
+            check_no_loop(self._uses_loop())
         process.lose()
         if self._process is process:
             self._process = None
@@ -518,6 +522,8 @@ class TestKit(Results):
             self._take_over(process)
         else:
             process.close()
+
+    alose_lease = twin(lose_lease)
 
     def lose_lease_at(
         self, point: Point | None = None, *, queue: str | None = None, nth: int = 1
@@ -542,12 +548,15 @@ class TestKit(Results):
         process = self._process
         if process is None:
             return
+        check_no_loop(self._uses_loop())
         self._process = None
         process.drain()
         if process.alive:
             process.close()
         else:
             self._keep_dead(process)
+
+    ahand_over = twin(hand_over)
 
     def decide(self, queue: str, decision: OperatorDecision, which: Which = "first") -> None:
         """Decide about failing messages, like `qdo retry-now`, `skip` and `dead-letters add`.

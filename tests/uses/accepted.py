@@ -59,6 +59,7 @@ async def keep(message: qdo.Message[OrderPlaced], request: qdo.Request[OrderPlac
     """Call jobs, which stay the functions that they are."""
     assert_type(request.pause("when?", type=OrderPlaced), OrderPlaced)
     assert_type(request.pause(), Any)
+    assert_type(await request.apause("when?", type=OrderPlaced), OrderPlaced)
     assert_type(invoice(request, context=Warehouse()), str)
     assert_type(await invoice_plain(message, Warehouse(), extra=1), int)
 

@@ -233,6 +233,16 @@ def test_an_unknown_name_in_an_annotation_is_refused(shop: KindApp) -> None:
     shop.app.job("a", body=Placed)(job)
 
 
+def test_a_renamed_class_is_sent_as_its_old_kind(shop: KindApp) -> None:
+    shop.job("placed", "a", body=Placed, kind="OrderPlaced")
+    shop.job("paid", "a", body=Paid)
+    with TestKit(shop.app) as kit:
+        shop.app.send_many([("a", Placed(1)), ("a", Paid(1, NOW))])
+        shop.app.send("a", {"order": 2}, kind="OrderPlaced")
+        kit.run_until_settled()
+    assert shop.got == [("placed", Placed(1)), ("paid", Paid(1, NOW)), ("placed", Placed(2))]
+
+
 def test_two_types_of_one_job_are_refused(shop: KindApp) -> None:
     def job(message: qdo.Message[Paid], context: Any) -> None: ...
 

@@ -47,6 +47,13 @@ def test_a_coroutine_runs_the_kit(app: qdo.App) -> None:
             await kit.aadvance(59)
             assert await kit.arun_until_settled() == pytest.approx(1)
             assert kit.done() == [1, 2]
+            for plain in (kit.hand_over, kit.lose_lease):
+                with pytest.raises(UsageError):
+                    plain()
+            await kit.ahand_over()
+            await kit.arun_until_idle()
+            await kit.alose_lease()
+            assert await kit.adeliver("/unknown", 1) == 404
 
     asyncio.run(main())
 
