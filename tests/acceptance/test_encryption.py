@@ -207,6 +207,8 @@ def test_sqs_and_s3_get_no_body_in_clear(
     wire = tap(urlsplit(moto_server.url).port or 0)
     s3: Any = client("s3", moto_server.url, region=REGION)
     s3.create_bucket(Bucket=aws_bucket)
+    # A worker that has already started lists new queues only once a minute.
+    client("sqs", moto_server.url, region=REGION).create_queue(QueueName=f"{aws_prefix}q")
     options = "create=standard&wait_seconds=0&idle_seconds=0.1&max_body=2000"
     broker = f"sqs://{REGION}/{aws_prefix}?endpoint=http://127.0.0.1:{wire.port}&{options}"
     coordinator = f"sqlite:{tmp_path}/coordination.db"
