@@ -61,10 +61,14 @@ class BodyType:
             ) from error
 
     def load(self, value: Any) -> Any:
-        """Return the value of a JSON value, or raise MisfitError."""
+        """Return the value of a JSON value, or raise MisfitError.
+
+        Other errors of the type's own checks pass through, because a later attempt may succeed: a
+        database that a check asks may be away.
+        """
         try:
             return self._converted(value)
-        except Exception as error:  # the type's own checks may raise anything
+        except (ValueError, TypeError) as error:
             raise MisfitError(_reason(error)) from error
 
 

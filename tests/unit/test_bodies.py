@@ -89,7 +89,7 @@ class Positive:
 
     def __post_init__(self) -> None:
         if self.order <= 0:
-            raise KeyError("order")
+            raise ValueError("Order must be positive")
 
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.UTC)
@@ -143,7 +143,7 @@ def test_equal_sets_have_equal_json() -> None:
         (StrictModel, {"on": "2026-01-02", "color": "red", "pair": [1, "2"]}, "$.pair[1]: "),
         (Checked, {"order": 3}, "$.order: "),
         (Outer, {"model": {"Order": 1}}, "$.model: $.on: "),
-        (Positive, {"order": -1}, "$: 'order'"),
+        (Positive, {"order": -1}, "$: order must be positive"),
     ],
 )
 def test_an_error_names_the_part(type: Any, value: Any, path: str) -> None:

@@ -243,6 +243,26 @@ def test_a_renamed_class_is_sent_as_its_old_kind(shop: KindApp) -> None:
     assert shop.got == [("placed", Placed(1)), ("paid", Paid(1, NOW)), ("placed", Placed(2))]
 
 
+def test_an_outage_within_a_type_is_no_misfit(shop: KindApp) -> None:
+    """A check may ask a database; the message is retried as after an error of the job."""
+    outages = [ConnectionError("away")]
+
+    @dataclasses.dataclass
+    class Known:
+        order: int
+
+        def __post_init__(self) -> None:
+            if outages:
+                raise outages.pop()
+
+    shop.job("known", "a", body=Known)
+    with TestKit(shop.app) as kit:
+        shop.stored("a", {"order": 1})
+        kit.run_until_settled()
+        assert [each.outcome for each in kit.attempts("a")] == ["retry", "done"]
+    assert shop.got == [("known", Known(1))]
+
+
 def test_two_types_of_one_job_are_refused(shop: KindApp) -> None:
     def job(message: qdo.Message[Paid], context: Any) -> None: ...
 
