@@ -82,6 +82,7 @@ class ProcessContext:
     ask_parent: Callable[[str], None] | None = None
     # Called with the exit code when the process must exit at once. The callers are a native thread,
     # at the third stop signal, and the worker, at its end, if jobs in threads are still running.
+    # None if the process is not the worker's own.
     exit: Callable[[int], None] | None = None
 
 

@@ -206,14 +206,30 @@ class StopSignals:
             )
             self._exit(1)
 
-    def exit_if_stuck(self, under_way: int) -> None:
-        """Exit the process if jobs still run in threads, because qdo cannot stop threads."""
-        # Closing the session would free queues whose jobs still run. The parent closes the session
-        # after it has reaped this process.
-        if under_way and self._exit is not None:
+    def outlast_stuck_jobs(self, under_way: Callable[[], int]) -> None:
+        """Wait for jobs that still run in threads, which qdo cannot stop, or exit the process.
+
+        :param under_way: returns the number of these jobs.
+        """
+        # Closing the session would free queues whose jobs still run.
+        running = under_way()
+        if not running:
+            return
+        jobs = pluralize(running, "job")
+        if self._exit is not None:
             _log.error(
                 "%s did not stop; exiting immediately without closing the job context. The parent"
                 " releases the queues when this process is gone",
-                pluralize(under_way, "job"),
+                jobs,
             )
             self._exit(1)
+        # The process belongs to the app: this worker may be a thread of a web server.
+        _log.error(
+            "%s did not stop; this worker keeps its session until they end, because their queues"
+            " would otherwise get new owners, which would run the same messages beside them",
+            jobs,
+        )
+        while under_way():
+            self.wakeup.wait(ABORT_SECONDS)
+            self.wakeup.clear()
+        _log.info("the jobs have ended")

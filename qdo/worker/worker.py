@@ -181,7 +181,7 @@ class Worker:
                     self._work(parts, duties)
                 finally:
                     clean = self._drain(parts)
-                    self._stop.exit_if_stuck(self._builder.executors.under_way())
+                    self._stop.outlast_stuck_jobs(self._builder.executors.under_way)
                 # Stop 4: tear down the job context. This step follows the last job, because jobs
                 # use the context.
             _log.info("step 4: the job context is torn down")

@@ -273,10 +273,10 @@ class LoopWatchdog:
     def _report_blocked(self, report: BlockedLoop) -> None:
         if report.blocked_by == _CONTEXT:
             _log.info(
-                "the job context has computed for %.1f s; the worker starts once it is entered, and"
-                " after %g s the process is ended. Stack:\n%s",
+                "the job context has computed for %.1f s; the worker starts once it is entered%s."
+                " Stack:\n%s",
                 report.seconds,
-                self._allowed,
+                self._consequence(),
                 report.stack,
             )
             return
@@ -286,11 +286,16 @@ class LoopWatchdog:
             remedy = 'Make the job yield, or run it with executor="thread" or "process"'
         _log.warning(
             "the event loop has been blocked for %.1f s by %s; all other queues of this process"
-            " are waiting, and after %g s the process is ended%s. %s. Stack:\n%s",
+            " are waiting%s. %s. Stack:\n%s",
             report.seconds,
             report.blocked_by,
-            self._allowed,
-            "" if job is None else " and the attempt has failed",
+            self._consequence("" if job is None else " and the attempt has failed"),
             remedy,
             report.stack,
         )
+
+    def _consequence(self, more: str = "") -> str:
+        # A process that embeds a worker belongs to the app, and nothing ends it.
+        if self._exit is None:
+            return ""
+        return f", and after {self._allowed:g} s the process is ended{more}"

@@ -437,7 +437,8 @@ def test_only_jobs_are_told_to_yield(
     gevent.spawn(block, "outside of jobs").join()
     text = caplog.text
     assert text.count("has been blocked for") == text.count("Make the code") == 2
-    assert text.count("the attempt has failed") == 1
+    # The parent of a process ends it, and the attempt fails; this worker has no parent.
+    assert "the process is ended" not in text
 
 
 @pytest.mark.parametrize("limit", [0.4, 600.0])

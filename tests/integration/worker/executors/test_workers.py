@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.app_runs import AppRuns
-from tests.support.processes import children, descendants, wait_until
+from tests.support.processes import Proc, children, descendants, wait_until
 
 JOBS = "from tests.apps.busy import app\n"
 
@@ -99,3 +99,16 @@ def test_a_thread_that_cannot_be_stopped_ends_its_process(local_runs: AppRuns) -
         assert worker.wait() == 1
         assert "1 job did not stop; exiting" in worker.output
     assert local_runs.said("end") == []
+
+
+def test_an_embedded_worker_outlasts_a_thread_that_cannot_be_stopped(local_runs: AppRuns) -> None:
+    """It must not end its app's process, so it keeps its queues until the job has ended."""
+    local_runs.app.send("thread", 5.0)
+    program = ("-m", "tests.apps.embedded")
+    with Proc.python(*program, env=local_runs.environment, cwd=local_runs.folder) as embedded:
+        wait_until(lambda: (local_runs.folder / "lock").exists(), "the job began")
+        with local_runs.start("from tests.apps.embedded import app\n", "--burst") as other:
+            assert other.wait() == 0
+        assert embedded.wait() == 1
+        assert "keeps its session" in embedded.output
+    assert local_runs.said("twice") == []
