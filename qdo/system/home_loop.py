@@ -15,7 +15,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, TypeVar
 
 from qdo.system.clock import clock
@@ -36,9 +36,12 @@ _logged_at = 0.0
 
 @contextlib.contextmanager
 def home_loop() -> Iterator[None]:
-    """Let `at_home` use the event loop of this thread until the block ends."""
+    """Let `at_home` use the event loop of this thread until the block ends.
+
+    Meanwhile, native threads may start programs with `gevent.subprocess`.
+    """
     import gevent
-    from gevent import core, monkey
+    from gevent import core, monkey, subprocess
 
     global _home
     get_ident = monkey.get_original("_thread", "get_ident")
@@ -48,11 +51,36 @@ def home_loop() -> Iterator[None]:
     _home = (hub, get_ident(), get_ident)
     on_error = getattr(core, "set_syserr_cb", lambda callback: None)  # libuv lacks this function
     on_error(partial(_await_descriptor, loop._handle_syserr))
+    popen: Any = subprocess.Popen
+    execute_child = popen._execute_child
+    popen._execute_child = partialmethod(_execute_child_at_home, execute_child)
     try:
         yield
     finally:
+        popen._execute_child = execute_child
         on_error(loop._handle_syserr)
         _home = before
+
+
+def _execute_child_at_home(process: Any, execute_child: Callable[..., None], *args: Any) -> None:
+    """Start a program of this thread from the worker's event loop."""
+    # gevent learns of the ends of all children on that loop, and if it forked elsewhere, it could
+    # miss the end of a short program. The pipes still belong to this thread.
+    import gevent
+
+    own = process._loop
+
+    def execute() -> None:
+        process._loop = gevent.get_hub().loop
+        execute_child(process, *args)
+
+    at_home(execute)
+    if own is not process._loop:
+        process.result.wait(0)  # notifications of the end belong to this thread from now on
+        # Without an active watcher, gevent takes a wait for the end for an endless one.
+        watcher = own.async_()
+        watcher.start(lambda: None)
+        process.rawlink(lambda ended: watcher.close())
 
 
 def at_home(

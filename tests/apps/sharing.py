@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -71,7 +72,13 @@ def use(kind: str, queue: str) -> None:
         with multiprocessing.Pool(1) as processes:
             assert processes.map(abs, [-1]) == [1]
     elif kind == "program":
-        subprocess.run(["true"], check=True)
+        echo = subprocess.run(["cat"], input=queue.encode(), capture_output=True, check=True)
+        assert echo.stdout == queue.encode()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(["sleep", "600"], check=False, timeout=0.05)
+        with contextlib.suppress(FileNotFoundError):
+            subprocess.run(["no-such-program"], check=True)
+        assert [subprocess.call(["sh", "-c", f"exit {n}"]) for n in range(8)] == [*range(8)]
 
 
 def wrote(message: Message) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import sys
 import traceback
+from asyncio import unix_events
 from collections import deque
 from collections.abc import Awaitable, Callable
 from threading import get_native_id
@@ -30,7 +31,6 @@ from qdo.system.processes import waited_seconds
 from qdo.text import describe_traceback
 from qdo.worker.executors.base import Executor, JobCall, NotStarted, OnStart
 from qdo.worker.executors.native_threads import native_threads
-from qdo.worker.executors.programs import program_transport
 from qdo.worker.executors.wait import START_BACKOFF, Pending, TurnWait, started
 
 if TYPE_CHECKING:
@@ -354,8 +354,31 @@ class JobLoop(asyncio.SelectorEventLoop):
         self._helpers.submit(work)
         return future
 
-    async def _make_subprocess_transport(self, *args: Any, **options: Any) -> Any:
-        return await program_transport(self, *args, **options)
+    async def _make_subprocess_transport(
+        self, protocol: Any, args: Any, shell: bool, *pipes: Any, **options: Any
+    ) -> Any:
+        """Start a program for `asyncio.create_subprocess_exec`; return its connected transport."""
+        if not monkey.is_module_patched("subprocess"):
+            make: Any = super()._make_subprocess_transport  # type: ignore[misc]
+            return await make(protocol, args, shell, *pipes, **options)
+        # asyncio's watchers would wait for the program with `os.waitpid`, like gevent, and only one
+        # of the two learns of its end.
+        connected = self.create_future()
+        transport = _UnixSubprocessTransport(
+            self, protocol, args, shell, *pipes, waiter=connected, **options
+        )
+
+        def report(process: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self.call_soon_threadsafe(transport._process_exited, process.returncode)
+
+        transport._proc.rawlink(report)
+        try:
+            await connected
+        except BaseException:
+            transport.close()
+            raise
+        return transport
 
     def close(self) -> None:
         self._helpers.end()
@@ -422,6 +445,7 @@ async def _cancel_remaining() -> None:
     await asyncio.gather(*remaining, return_exceptions=True)
 
 
+_UnixSubprocessTransport: Any = unix_events._UnixSubprocessTransport  # type: ignore[attr-defined]
 _Selector: Any = monkey.get_original(
     "selectors", "EpollSelector" if sys.platform == "linux" else "DefaultSelector"
 )

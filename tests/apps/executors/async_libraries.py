@@ -18,7 +18,6 @@ import anyio
 import httpx
 import psycopg
 import sqlalchemy as sa
-import trio  # noqa: F401 - httpx would import it in a job, where its search for libc fails
 from asgiref.sync import sync_to_async
 from sqlalchemy.ext.asyncio import create_async_engine
 

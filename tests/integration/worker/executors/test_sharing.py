@@ -32,7 +32,6 @@ ERRORS = {
     "rlock": "AssertionError",
     "condition": "AssertionError",
     "run": "cannot be called from a running event loop",
-    "program": "child watchers are only available on the default loop",
     "processes": "child watchers are only available on the default loop",
 }
 EXECUTORS = ("greenlet", "thread", "async", "process")

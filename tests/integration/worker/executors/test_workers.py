@@ -101,7 +101,7 @@ def test_a_thread_that_cannot_be_stopped_ends_its_process(local_runs: AppRuns) -
     assert local_runs.said("end") == []
 
 
-def test_an_embedded_worker_outlasts_a_thread_that_cannot_be_stopped(local_runs: AppRuns) -> None:
+def test_an_embedded_worker_outlasts_a_thread(local_runs: AppRuns) -> None:
     """It must not end its app's process, so it keeps its queues until the job has ended."""
     local_runs.app.send("thread", 5.0)
     program = ("-m", "tests.apps.embedded")
