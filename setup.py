@@ -113,7 +113,7 @@ setup(
     package_dir={"": "src"},
     package_data={
         "qdo": ["py.typed"],
-        "qdo.postgresql": ["schema.sql", "functions.sql"],
+        "qdo.postgresql": ["*.sql"],
         "qdo.dashboard": ["templates/*.html", "static/*"],
     },
     install_requires=REQUIRES,

@@ -151,6 +151,17 @@ class SchemaMissingError(UnusableBrokerError):
     init`, with --app MODULE:APP if only the code of the app has the address"""
 
 
+class SchemaOlderError(UnusableBrokerError):
+    """schema {schema} in database {server} has format {found}, and this version of qdo needs format
+    {needed}; upgrade it with `qdo admin broker init`, then run the statements of `qdo admin broker
+    grants` again for each role"""
+
+
 class SchemaNewerError(DatabaseError):
-    """schema {schema} in database {path} has format {found}, but this version of qdo supports
+    """schema {schema} in database {path} has format {found}, and this version of qdo can use
     formats up to {known}; upgrade qdo"""
+
+
+class SchemaDiffersError(UnusableBrokerError):
+    """schema {schema} in database {server} differs from that of this version of qdo: {reason};
+    {remedy}"""

@@ -24,7 +24,7 @@ from qdo.brokers.outgoing import SendOptions as SendOptions
 from qdo.brokers.request_store import RequestStore
 from qdo.brokers.streams import StreamStore
 from qdo.encoding import MAX_STORED_BODY_BYTES
-from qdo.errors import PositionAheadError, UnsupportedError
+from qdo.errors import PositionAheadError, QdoError, UnsupportedError
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_now
 
 if TYPE_CHECKING:
@@ -246,6 +246,8 @@ class Broker(abc.ABC):
         files do not see each other's messages, and this id tells the files apart.
     :ivar on_sent: a function that a broker with a doorbell calls with the queues of new messages
         that owners can receive now. The function returns at once and raises no error.
+    :ivar on_unusable: a function that the broker calls, on any thread, with the reason why this
+        process can no longer use the store until an operator acts. Calls of the broker raise it.
     :ivar max_queues: the maximum number of queues of the app; None: no limit.
     :ivar sets_limit: whether this process sets the `max_queues` that a server enforces for all
         processes. The value is False for senders and commands, because their settings may differ.
@@ -261,6 +263,7 @@ class Broker(abc.ABC):
     identity: str = ""
     positions: Positions = TIME_POSITIONS
     on_sent: Callable[[Iterable[str]], None] | None = None
+    on_unusable: Callable[[QdoError], None] = staticmethod(lambda error: None)
     max_queues: int | None = None
     sets_limit: bool = True
     max_read_bytes: int = MAX_STORED_BODY_BYTES
@@ -348,6 +351,14 @@ class Broker(abc.ABC):
             for a broker that would need a costly call.
         """
         return False
+
+    def claim_app(self, fleet: str) -> str:
+        """Record the fleet that processes the app, unless another one is recorded.
+
+        :param fleet: the id of the fleet, a space, and its coordinator, see `check_fleet`.
+        :return: the recorded fleet; `fleet` from brokers that record none.
+        """
+        return fleet
 
     def attach_receipt_store(self, receipts: ReceiptHandleStore) -> None:  # noqa: B027 - optional
         """Keep the receipts of held messages in a store; call this before the first `subscribe`."""

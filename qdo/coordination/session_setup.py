@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kazoo.exceptions import (
     InvalidACLError,
@@ -27,6 +27,7 @@ from kazoo.exceptions import (
 )
 from kazoo.retry import KazooRetry
 
+from qdo.brokers.base import Broker
 from qdo.coordination.access import NodeRights, acl_rejected
 from qdo.coordination.bulk_reads import connection_lost
 from qdo.coordination.client import Client
@@ -108,6 +109,31 @@ def check_broker(
         )
 
 
+def check_fleet(
+    client: Client, layout: Layout, broker: Broker, coordinator: str, timeout_seconds: float
+) -> None:
+    """Raise UsageError if the workers of another coordinator process the app.
+
+    :param coordinator: the address and host of this coordinator, for the error.
+    """
+    # A fleet is known by the creation of its root. Another coordinator, or another namespace, has
+    # neither the owners nor the positions of the app, so its workers would run all messages again.
+    stat = _retried(partial(_root_stat, client, layout), client, layout, timeout_seconds)
+    mine = f"{stat.czxid:x}-{stat.ctime:x}"
+    known, _, where = broker.claim_app(f"{mine} {coordinator}"[:200]).partition(" ")
+    if known != mine:
+        app = layout.root.rpartition("/")[2]
+        raise UsageError(
+            reason=f"the messages of app {app!r} belong to the fleet at {where}, and this worker's"
+            f" coordinator is another one, {coordinator}: it has no positions, and would run all"
+            " messages again; set `coordinator` and `namespace` to those of the fleet. If you have"
+            " moved the positions, set `fleet` to NULL in the row of the app in the broker's table"
+            " `apps`, see docs/operations.rst",
+            app=app,
+            coordinator=where,
+        )
+
+
 def _retried(
     step: Callable[[], _Result], client: Client, layout: Layout, timeout_seconds: float
 ) -> _Result:
@@ -157,6 +183,11 @@ def _first_broker(client: Client, layout: Layout, mine: BrokerNode) -> BrokerNod
             client.ensure_path(layout.root)
             client.create(layout.broker, mine.encode())
     return BrokerNode.parse(client.get(layout.broker)[0])
+
+
+def _root_stat(client: Client, layout: Layout) -> Any:
+    client.ensure_path(layout.root)
+    return client.get(layout.root)[1]
 
 
 def is_safe(version: tuple[int, int, int]) -> bool:

@@ -150,6 +150,21 @@ BEGIN
 END
 $$;
 
+-- Record which fleet processes an app, unless another one is recorded; return the recorded one.
+CREATE OR REPLACE FUNCTION {schema}.claim_app(of_app text, of_fleet text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    known text := (SELECT fleet FROM {schema}.apps WHERE name = of_app);
+BEGIN
+    IF known IS NULL THEN
+        INSERT INTO {schema}.apps (name, fleet) VALUES (of_app, of_fleet)
+            ON CONFLICT (name) DO UPDATE SET fleet = coalesce(apps.fleet, excluded.fleet)
+            RETURNING fleet INTO known;
+    END IF;
+    RETURN known;
+END
+$$;
+
 -- End transactions of a sender that are idle, because others wait for what they lock. Only some roles
 -- may set this for others.
 CREATE OR REPLACE FUNCTION {schema}.limit_idle(role regrole) RETURNS void
@@ -527,7 +542,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.is_asker(asker text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN coalesce(asker = session_user, true)
+    RETURN asker = session_user
         OR has_table_privilege(session_user, '{schema}.requests', 'SELECT')
         OR EXISTS (SELECT FROM pg_roles
             WHERE rolname = asker AND pg_has_role(session_user, oid, 'USAGE'));
@@ -1158,13 +1173,12 @@ BEGIN
             END IF;
             dedup_keys[i] := CASE WHEN keeper IS NULL THEN '' ELSE {schema}.key_hash(keys[i]) END
                 || dedup_keys[i];
-            digest := sha256(convert_to(':' || dedup_keys[i], 'UTF8'));
+            digest := sha256(convert_to(dedup_keys[i], 'UTF8'));
             keeper := coalesce(keeper, own);  -- it outlives a shard
-            -- Until format 5, each role had keys of its own. With statistics of a time when all were
-            -- over, the planner would take the index of `until`, and read all keys of all queues.
-            SELECT dedup.id INTO known FROM {schema}.dedup WHERE queue = keeper AND until + 0 > now
-                AND key IN (digest, sha256(convert_to(length(session_user) || ':' || session_user
-                    || dedup_keys[i], 'UTF8'))) LIMIT 1;
+            -- With statistics of a time when all were over, the planner would take the index of
+            -- `until`, and read all keys of all queues.
+            SELECT dedup.id INTO known FROM {schema}.dedup
+                WHERE queue = keeper AND key = digest AND until + 0 > now;
             IF FOUND THEN
                 sent := sent || known;
                 CONTINUE;

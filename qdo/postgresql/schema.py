@@ -26,6 +26,11 @@ The coordinator stores the progress, so workers neither update nor delete a proc
 when `trim` has hidden all its messages. Autovacuum ignores the partitions.
 
 The storage of requests differs: few rows, which change, in one table that autovacuum cleans often.
+
+**Formats.** ``format-1.sql`` is the text of the first format, and each later ``format-N.sql``
+changes it. A new schema and an upgrade run the same texts, so they have the same tables. All
+functions are replaced each time. The table `about` keeps digests of the texts, which tell a schema
+of an unreleased version from one of these.
 """
 
 from __future__ import annotations
@@ -34,13 +39,17 @@ import functools
 import hashlib
 import importlib.resources
 import logging
+import re
+from typing import Any
 
 from psycopg import errors
 
 from qdo.broker_errors import (
     PostgresqlUnsuitableError,
+    SchemaDiffersError,
     SchemaMissingError,
     SchemaNewerError,
+    SchemaOlderError,
 )
 from qdo.errors import UsageError
 from qdo.postgresql.session import PostgresqlConnection
@@ -48,7 +57,11 @@ from qdo.postgresql.url import SchemaAddress
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 1
+# The oldest format whose versions of qdo can use a schema of `FORMAT`: the format before, so that
+# their workers continue during an upgrade, unless they could lose a message. Workers of older
+# formats release their queues and end.
+OLDEST_CLIENT = 1
 OLDEST_SERVER = 15
 # The time for which an upgrade waits for a lock, and for which senders may wait for the upgrade.
 UPGRADE_LOCK_SECONDS = 5
@@ -92,6 +105,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         *_SENDING,
         "add_shards(text, text, integer, text[], text)",
         "advance(bigint)",
+        "claim_app(text, text)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
         "discard_requests(text, text[])",
@@ -150,19 +164,36 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
 
 def script(schema: str, partition_seconds: int, have: int = 0) -> str:
     """Return the statements that create the schema, or upgrade the schema from format `have`."""
-    # Each format extends the tables. An upgrade replaces all functions.
-    tables = _text("schema.sql")
-    if have:
-        _, mark, rest = tables.partition(f"\n-- Format {have + 1}:")
-        tables = mark + rest
-    named = f"UPDATE {{schema}}.about SET format = {FORMAT}, functions = '{digest()}';\n"  # noqa: S608 - constants
-    text = "\n".join((tables, _text("functions.sql"), named))
+    about = {
+        "format": FORMAT,
+        "oldest": OLDEST_CLIENT,
+        "tables": tables_digest(FORMAT),
+        "functions": digest(),
+    }
+    values = ", ".join(f"{name} = '{value}'" for name, value in about.items())
+    texts = (
+        *(_text(f"format-{number}.sql") for number in range(have + 1, FORMAT + 1)),
+        _text("functions.sql"),
+        f"UPDATE {{schema}}.about SET {values};\n",  # noqa: S608 - constants
+    )
+    text = "\n".join(texts)
     return text.replace("{schema}", schema).replace("{seconds}", str(partition_seconds))
 
 
+def tables_digest(number: int) -> str:
+    """Return a digest of the texts that make the tables of a format."""
+    return _digest(*(f"format-{each}.sql" for each in range(1, number + 1)))
+
+
 def digest() -> str:
-    """Return a digest of this version's functions, which `about` contains after an upgrade."""
-    return hashlib.sha256(_text("functions.sql").encode()).hexdigest()[:16]
+    """Return a digest of this version's functions."""
+    return _digest("functions.sql")
+
+
+def _digest(*names: str) -> str:
+    # Comments and line breaks do not matter.
+    words = re.sub(r"--[^\n]*", "", "\n".join(map(_text, names))).split()
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 
 
 def _text(name: str) -> str:
@@ -192,44 +223,65 @@ def check_server(connection: PostgresqlConnection, address: SchemaAddress) -> No
         )
 
 
-def found_format(connection: PostgresqlConnection, address: SchemaAddress) -> int | None:
-    query = "SELECT to_regclass(%s)"
-    (exists,) = connection.execute(query, (f"{address.schema}.about",)).fetchone() or (None,)
+def read_about(connection: PostgresqlConnection, address: SchemaAddress) -> dict[str, Any] | None:
+    """Return the row of the table `about`, of which any version may have other columns."""
+    name = f"{address.schema}.about"
+    (exists,) = connection.execute("SELECT to_regclass(%s)", (name,)).fetchone() or (None,)
     if exists is None:
         return None
-    found = connection.execute(f"SELECT format FROM {address.schema}.about").fetchone()  # noqa: S608 - the address allows a-z, 0-9 and _
-    return None if found is None else int(found[0])
+    query = f"SELECT to_jsonb(about) FROM {name}"  # noqa: S608 - the address allows a-z, 0-9 and _
+    (about,) = connection.execute(query).fetchone() or (None,)
+    return about
 
 
-def check_format(
-    connection: PostgresqlConnection, address: SchemaAddress, oldest: int = FORMAT
-) -> None:
-    """Raise SchemaMissingError, UsageError or SchemaNewerError if qdo cannot use the schema."""
-    found = found_format(connection, address)
-    if found is None:
+def check_format(connection: PostgresqlConnection, address: SchemaAddress) -> None:
+    """Raise an error if this version of qdo cannot use the schema.
+
+    :raises SchemaMissingError, SchemaOlderError, SchemaNewerError, SchemaDiffersError:
+    :raises PostgresqlUnsuitableError: a part of the schema has another owner.
+    """
+    about = _checked(connection, address, neighbors=True)
+    if about is None:
         raise SchemaMissingError(server=address.server, schema=address.schema)
-    owners = connection.execute(_OWNERS, (address.schema,)).fetchone()
-    if owners is not None:
-        raise _foreign_schema(address, *owners)
-    if found < oldest:
-        raise UsageError(
-            reason=f"schema {address.schema} in database {address.server} has format {found}, and "
-            f"this version of qdo needs format {FORMAT}; upgrade it with `qdo admin broker init`",
-            schema=address.schema,
-            found=found,
+    found = about["format"]
+    if found < FORMAT:
+        raise SchemaOlderError(
+            server=address.server, schema=address.schema, found=found, needed=FORMAT
         )
-    if found > FORMAT:
-        raise SchemaNewerError(
-            path=address.server, schema=address.schema, found=found, known=FORMAT
-        )
-    if found == oldest == FORMAT and _differs(connection, address):
+    if found == FORMAT and about["functions"] != digest():
         _tell_of_difference(address.server, address.schema)
 
 
-def _differs(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
-    """Return whether the functions of the schema come from another version of qdo."""
-    query = f"SELECT functions FROM {address.schema}.about"  # noqa: S608 - the address allows a-z, 0-9 and _
-    return connection.execute(query).fetchone() != (digest(),)
+def _checked(
+    connection: PostgresqlConnection, address: SchemaAddress, *, neighbors: bool
+) -> dict[str, Any] | None:
+    """Return the row of `about`; raise an error unless this version may use or upgrade the schema.
+
+    :param neighbors: accept a newer schema that lets this version use it.
+    """
+    about = read_about(connection, address)
+    if about is None:
+        return None
+    owners = connection.execute(_OWNERS, (address.schema,)).fetchone()
+    if owners is not None:
+        raise _foreign_schema(address, *owners)
+    found = about["format"]
+    if found > FORMAT and "oldest" in about:
+        if neighbors and about["oldest"] <= FORMAT:
+            return about
+        raise SchemaNewerError(
+            path=address.server, schema=address.schema, found=found, known=FORMAT
+        )
+    if about.get("tables") != tables_digest(found):
+        raise SchemaDiffersError(
+            server=address.server,
+            schema=address.schema,
+            reason=f"its tables are not those of format {found}: an unreleased version of qdo made"
+            " them",
+            remedy="process its messages with that version; then drop the schema, or name another"
+            " one in the address with ?schema=NAME",
+        )
+    return about
 
 
 @functools.cache  # once for each process
@@ -255,11 +307,18 @@ def _foreign_schema(address: SchemaAddress, owner: str, wanted: str) -> Postgres
 def change(connection: PostgresqlConnection, address: SchemaAddress) -> str:
     """Return the action of `create`: "create", "upgrade" or ""; raise the same errors."""
     check_server(connection, address)
-    found = found_format(connection, address)
-    if found is None:
+    about = _checked(connection, address, neighbors=False)
+    if about is None:
         return "create"
-    check_format(connection, address, oldest=1)
-    return "upgrade" if found < FORMAT or _differs(connection, address) else ""
+    is_current = (about["format"], about["functions"]) == (FORMAT, digest())
+    return "" if is_current and not _lacks_functions(connection, address) else "upgrade"
+
+
+def _lacks_functions(connection: PostgresqlConnection, address: SchemaAddress) -> bool:
+    """Return whether functions of this version were dropped from the schema."""
+    query = "SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace(%s)"
+    found = {name for (name,) in connection.execute(query, (address.schema,))}
+    return not found.issuperset(re.findall(r"FUNCTION {schema}\.(\w+)", _text("functions.sql")))
 
 
 def create(
@@ -267,12 +326,13 @@ def create(
 ) -> bool:
     """Create or upgrade the schema if necessary; return whether the schema changed.
 
-    :raises PostgresqlUnsuitableError, SchemaNewerError: see `check_server` and `check_format`.
+    :raises PostgresqlUnsuitableError, SchemaNewerError, SchemaDiffersError: see `check_server` and
+        `check_format`.
     :raises psycopg.errors.LockNotAvailable: a transaction holds a lock that the upgrade needs; the
         schema has not changed.
     """
     if change(connection, address):
-        exists = found_format(connection, address) is not None
+        exists = read_about(connection, address) is not None
         if exists:
             _check_owner(connection, address)
         try:
@@ -287,7 +347,7 @@ def create(
                     )
                     if not change(connection, address):
                         return False
-                have = found_format(connection, address) or 0
+                have = (read_about(connection, address) or {"format": 0})["format"]
                 connection.execute(script(address.schema, partition_seconds, have), prepare=False)
             return True
         except errors.Error as error:

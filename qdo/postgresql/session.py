@@ -32,6 +32,7 @@ from qdo.broker_errors import (
     PostgresqlUnansweredError,
     PostgresqlUnreachableError,
     PostgresqlUnsuitableError,
+    SchemaDiffersError,
     SchemaMissingError,
 )
 from qdo.errors import FailureKind, QdoError
@@ -113,6 +114,8 @@ _REMEDIES = (
         "raise the limit of descriptors of this process, such as LimitNOFILE or `ulimit -n`",
     ),
 )
+# Errors about a part of the schema.
+_NO_PART = (errors.UndefinedTable, errors.UndefinedFunction, errors.UndefinedColumn)
 _NO_DATABASE = re.compile("database .* does not exist|no such database")
 _READ_ONLY = re.compile("session is read-only|server is in hot standby")
 # The errors that libpq raises before it connects, about parameters of the address.
@@ -351,6 +354,8 @@ class PostgresqlSession:
             read_only = isinstance(error, errors.ReadOnlySqlTransaction)
             if lost or read_only:
                 self.close()  # another server may be primary now
+            elif isinstance(error, _NO_PART):
+                self._check_again()
             if lost and writes:
                 reason = _reason(error)
                 raise PostgresqlUnansweredError(
@@ -374,6 +379,12 @@ class PostgresqlSession:
             self.connection = connection
         return self.connection
 
+    def _check_again(self) -> None:
+        """Raise the error of `prepare` if the schema was dropped or upgraded after it."""
+        self.close()
+        with contextlib.suppress(psycopg.Error):
+            self._open()
+
     def close(self) -> None:
         """Close the connection; the next call of `run` opens it again."""
         connection = self.connection
@@ -392,10 +403,13 @@ def translated(address: SchemaAddress, error: psycopg.Error, role: str = "") -> 
     for kinds, kind in _KINDS:
         if isinstance(error, kinds):
             return kind(server=server, reason=reason)
-    if isinstance(
-        error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedFunction
-    ):
+    if isinstance(error, errors.InvalidSchemaName):
         return SchemaMissingError(server=server, schema=address.schema)
+    if isinstance(error, _NO_PART):
+        remedy = "replace all functions with `qdo admin broker init`"
+        return SchemaDiffersError(
+            server=server, schema=address.schema, reason=reason, remedy=remedy
+        )
     if isinstance(error, errors.InsufficientPrivilege):
         return _rights_error(address, reason, role)
     if isinstance(error, errors.DuplicatePreparedStatement | errors.InvalidSqlStatementName):

@@ -192,10 +192,11 @@ class StopSignals:
             self.signal()
 
     def finish(self, reason: str) -> None:
-        """Drain and end the worker without a stop signal."""
+        """Drain and end the worker without a stop signal. Any thread may call this method."""
         _log.info("%s", reason)
         self.finished = True
-        self.wakeup.set()
+        if self._async is not None:
+            self._async.send()
 
     def exit_if_demanded(self) -> None:
         """Exit after the third signal, even if the loop is blocked; for the watchdog's thread."""

@@ -31,7 +31,7 @@ from qdo.app import App
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import open_broker
 from qdo.connections.broker import attach_doorbell
-from qdo.errors import DatabaseError, UnreachableError
+from qdo.errors import DatabaseError, QdoError, UnreachableError
 from qdo.jobs.job import check_policies
 from qdo.jobs.middleware import AwaitedContext
 from qdo.queues import QueueFilter
@@ -40,6 +40,7 @@ from qdo.system.clock import clock
 from qdo.system.home_loop import LoopMailbox
 from qdo.system.logs import enable_again
 from qdo.system.processes import SIGN
+from qdo.text import describe
 from qdo.worker.building import ProcessContext as ProcessContext
 from qdo.worker.building import WorkerBuilder, WorkerParts, filter_of
 from qdo.worker.drain import ABORT_SECONDS, Drain
@@ -87,6 +88,7 @@ class Worker:
         self._stop = self._builder.stop
         self._duties = self._builder.duties
         self._current = self._builder.current
+        self._unusable: QdoError | None = None
 
     @property
     def state(self) -> str:
@@ -108,6 +110,8 @@ class Worker:
         :raises UsageError: a job cannot run in its executor or needs more than the broker supports,
           or policies contradict each other.
         :raises UnreachableError: the broker or the coordinator is unreachable at the start.
+        :raises SchemaNewerError: this version of qdo cannot use the broker's schema any more. The
+          worker has released its queues.
         """
         # Start 1: check the app. This step is first, because it needs no connection.
         self._builder.executors.check(self.app.jobs)
@@ -121,6 +125,7 @@ class Worker:
             # send messages.
             broker = self._open_broker()
             broker.max_read_bytes = self.settings.max_body_bytes
+            broker.on_unusable = self._end_without_store
             notifier = attach_doorbell(broker, self.settings, self.app.name)
             with contextlib.ExitStack() as stack:
                 live = self._builder.live.in_force
@@ -137,6 +142,13 @@ class Worker:
             self._current.state = "stopped"
             SIGN.show(False)
             self._stop.close()
+
+    def _end_without_store(self, error: QdoError) -> None:
+        """Drain, because the process can no longer use the broker; any thread may call this."""
+        if self._unusable is None:
+            self._unusable = error
+            _log.error("%s; this worker releases its queues and ends", describe(error))
+            self._stop.finish("the broker's store is not usable")
 
     def _open_broker(self) -> Broker:
         """Open the broker; if it is unreachable, retry for `connect_seconds`."""
@@ -192,6 +204,8 @@ class Worker:
             watchdog.stop()
         if self._current.start_error is not None:
             raise self._current.start_error
+        if self._unusable is not None:
+            raise self._unusable
         return 0 if clean and (self._duties.failed or self._stop.dead_thread) is None else 1
 
     @contextlib.contextmanager

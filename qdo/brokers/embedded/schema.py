@@ -34,48 +34,11 @@ from typing import Any
 
 from qdo.system.sqlite import DamagedRowError, Format
 
-_QUEUES = """
-    CREATE TABLE queues (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        app TEXT NOT NULL,
-        name TEXT NOT NULL,
-        head INTEGER NOT NULL,
-        sent INTEGER NOT NULL,
-        largest INTEGER NOT NULL,
-        delayed INTEGER NOT NULL DEFAULT 0,
-        UNIQUE (app, name)
-    );
-    CREATE INDEX queues_by_head ON queues (head);
-"""
-# `due` is a UUIDv1 time, like the positions of messages.
-_DELAYED = """
-    CREATE TABLE delayed (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        app TEXT NOT NULL,
-        due INTEGER NOT NULL,
-        queue INTEGER NOT NULL,
-        id TEXT NOT NULL,
-        key TEXT,
-        headers TEXT,
-        body BLOB NOT NULL
-    );
-    CREATE INDEX delayed_by_due ON delayed (app, due, number);
-"""
-# `until` is a UUIDv1 time.
-_DEDUP = """
-    CREATE TABLE dedup (
-        queue INTEGER NOT NULL,
-        key TEXT NOT NULL,
-        id TEXT NOT NULL,
-        until INTEGER NOT NULL,
-        PRIMARY KEY (queue, key)
-    ) WITHOUT ROWID;
-    CREATE INDEX dedup_by_until ON dedup (until);
-"""
 # See `qdo.brokers.requests`. SQLite refuses a value of another type than its column. Times are
 # Unix times in seconds. `rank` is the priority of a due request, and the due time of any other
 # waiting request. So one index gives both the next request by priority and the next due time. `due`
-# keeps the requested time.
+# keeps the requested time. Failed requests stay for a long time, so the index of expiring requests
+# excludes them.
 REQUESTS = re.sub(
     r"(\w+) (TEXT|INTEGER|REAL|BLOB)((?: NOT NULL)?(?: DEFAULT \S+)?),\n",
     lambda found: (
@@ -113,21 +76,15 @@ REQUESTS = re.sub(
     );
     CREATE INDEX requests_waiting ON requests (app, pool, rank, number) WHERE state = 0;
     CREATE INDEX requests_held ON requests (app, owner, pool) WHERE state IN (1, 2);
-    CREATE INDEX requests_over ON requests (app, until) WHERE state = 3;
-""",
-)
-# Failed requests stay for a long time, so the index of expiring requests excludes them.
-FAILURES = """
-    DROP INDEX requests_over;
     CREATE INDEX requests_over ON requests (app, until) WHERE state = 3 AND outcome IS NOT 'failed';
     CREATE INDEX requests_failed ON requests (app, pool, number)
         WHERE state = 3 AND outcome = 'failed';
-"""
+""",
+)
 # The table has a row for each present or past shard; see `qdo.brokers.streams`. `parents` is a JSON
 # array. In the table `queues`, `root` is the id of the first queue of a shard's stream; NULL for
 # other queues.
 STREAMS = """
-    ALTER TABLE queues ADD COLUMN root INTEGER;
     CREATE TABLE streams (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         app TEXT NOT NULL,
@@ -143,25 +100,26 @@ STREAMS = """
     CREATE INDEX streams_by_name ON streams (app, stream);
     CREATE INDEX streams_hidden ON streams (app) WHERE hidden;
 """
-_NO_ID_TWICE = f"""
-    DROP INDEX queues_by_head;
-    ALTER TABLE queues RENAME TO old_queues;
-    DROP INDEX delayed_by_due;
-    ALTER TABLE delayed RENAME TO old_delayed;
-    {_QUEUES} {_DELAYED}
-    INSERT INTO queues SELECT * FROM old_queues;
-    INSERT INTO delayed SELECT * FROM old_delayed;
-    DROP TABLE old_queues;
-    DROP TABLE old_delayed
-"""  # noqa: S608 - constants
 
 # The node of the file is random, with the bit that marks random nodes (RFC 4122, section 4.5).
+# `due` and `until` are UUIDv1 times, like the positions of messages.
 MESSAGES = Format(
     name="message",
-    application_id=0x71646F6D,  # "qdom"
-    version=6,
-    schema=_QUEUES  # noqa: S608
-    + """
+    application_id=0x71646F4D,  # "qdoM"
+    version=1,
+    schema="""
+    CREATE TABLE queues (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        app TEXT NOT NULL,
+        name TEXT NOT NULL,
+        head INTEGER NOT NULL,
+        sent INTEGER NOT NULL,
+        largest INTEGER NOT NULL,
+        delayed INTEGER NOT NULL DEFAULT 0,
+        root INTEGER,
+        UNIQUE (app, name)
+    );
+    CREATE INDEX queues_by_head ON queues (head);
     CREATE TABLE file (
         id INTEGER PRIMARY KEY CHECK (id = 1),
         node INTEGER NOT NULL
@@ -190,20 +148,29 @@ MESSAGES = Format(
         PRIMARY KEY (queue, position)
     );
     CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
+    CREATE TABLE delayed (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        app TEXT NOT NULL,
+        due INTEGER NOT NULL,
+        queue INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        key TEXT,
+        headers TEXT,
+        body BLOB NOT NULL
+    );
+    CREATE INDEX delayed_by_due ON delayed (app, due, number);
+    CREATE TABLE dedup (
+        queue INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        id TEXT NOT NULL,
+        until INTEGER NOT NULL,
+        PRIMARY KEY (queue, key)
+    ) WITHOUT ROWID;
+    CREATE INDEX dedup_by_until ON dedup (until);
     INSERT INTO file (id, node) VALUES (1, (random() & 0xFFFFFFFFFFFF) | 0x010000000000);
-    """
-    + _DELAYED
-    + _DEDUP
+    """  # noqa: S608 - constants
     + REQUESTS
-    + STREAMS
-    + FAILURES,
-    upgrades={
-        1: "ALTER TABLE queues ADD COLUMN delayed INTEGER NOT NULL DEFAULT 0;" + _DELAYED + _DEDUP,
-        2: _NO_ID_TWICE,
-        3: REQUESTS,
-        4: STREAMS,
-        5: FAILURES,
-    },
+    + STREAMS,
 )
 # The types of a column by letter: integer, real, text and blob. A capital letter allows NULL.
 _TYPES: dict[str, tuple[type, ...]] = {

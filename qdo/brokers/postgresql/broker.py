@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from qdo.broker_errors import SchemaNewerError
 from qdo.brokers.base import Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.grouped_calls import GroupCommitBroker
@@ -37,6 +38,7 @@ from qdo.encryption.marks import IdMarks
 from qdo.errors import QueueNotEmptyError, UnreachableError
 from qdo.jobs.retry import PolicyInForce
 from qdo.positions import format_position
+from qdo.postgresql.schema import check_format, check_server
 from qdo.postgresql.session import PostgresqlConnection
 from qdo.postgresql.url import SchemaAddress
 from qdo.queues import check_queue_name
@@ -266,7 +268,7 @@ class PostgresqlBroker(GroupCommitBroker):
         self._dropped = time.monotonic()
         self.checked_size = partial(checked_size, set(), nul=False)
         self._listeners: list[NotificationListener] = []
-        self._fetches = Fetches(address, app, lambda: self.max_read_bytes)
+        self._fetches = Fetches(address, app, lambda: self.max_read_bytes, self._check)
         try:
             node = f"SELECT node FROM {schema}.about"  # noqa: S608 - the address allows a-z, 0-9 and _
             (self.id_node,) = self._fetches.run(
@@ -275,7 +277,7 @@ class PostgresqlBroker(GroupCommitBroker):
         except BaseException:
             self._fetches.close()
             raise
-        self._writer = PostgresqlWriter(address, app, self._limit)
+        self._writer = PostgresqlWriter(address, app, self._limit, self._check)
         tables = PostgresqlTables(self._fetches, self._writer, address, app, self.id_node)
         self.catalog = PostgresqlCatalog(tables)
         self.delayed = PostgresqlDelayedMessages(tables)
@@ -285,6 +287,20 @@ class PostgresqlBroker(GroupCommitBroker):
         self.requests = PostgresqlRequests(
             tables, self.checked_size, self._marks, self._listen_for_requests
         )
+
+    def _check(self, connection: PostgresqlConnection) -> None:
+        """Raise an error if this version of qdo cannot use the server or the schema."""
+        check_server(connection, self._address)
+        try:
+            check_format(connection, self._address)
+        except SchemaNewerError as error:
+            self.on_unusable(error)
+            raise
+
+    def claim_app(self, fleet: str) -> str:
+        statement = f"SELECT {self._address.schema}.claim_app(%s, %s)"
+        (found,) = self._execute(statement, (self._app, fleet))
+        return str(found)
 
     def _limit(self) -> int | None:
         return self.max_queues if self.sets_limit else None
@@ -324,7 +340,7 @@ class PostgresqlBroker(GroupCommitBroker):
         return was_slow or any(each.answers.were_missing(since) for each in self._listeners)
 
     def listen(self, wake: Callable[[Iterable[str]], None]) -> Callable[[], None]:
-        listener = NotificationListener(self._address, self._app, wake)
+        listener = NotificationListener(self._address, self._app, wake, self._check)
         self._listeners.append(listener)
         return listener.stop
 
@@ -332,7 +348,7 @@ class PostgresqlBroker(GroupCommitBroker):
         for listener in self._listeners:
             if (stop := listener.listen_for_requests(wake)) is not None:
                 return stop
-        self._listeners.append(NotificationListener(self._address, self._app, None))
+        self._listeners.append(NotificationListener(self._address, self._app, None, self._check))
         return self._listen_for_requests(wake)
 
     def trim(self, queue: str, last: int, older_than: float) -> int:

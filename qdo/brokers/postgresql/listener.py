@@ -142,14 +142,20 @@ class NotificationListener:
 
     :param wake: a function that the listener calls with the names of queues with new messages.
         If None, listen only for requests.
+    :param check: a function of each new connection, which raises an error for an unusable schema.
     """
 
     def __init__(
-        self, address: SchemaAddress, app: str, wake: Callable[[Iterable[str]], None] | None
+        self,
+        address: SchemaAddress,
+        app: str,
+        wake: Callable[[Iterable[str]], None] | None,
+        check: Callable[[PostgresqlConnection], None],
     ) -> None:
         self._app = app
         self._address = address
         self._wake = wake
+        self._check = check
         self._request_wakes: list[Callable[[], None]] = []
         self._told_of_requests = False
         self._waking = threading.RLock()  # no callback runs after `stop`
@@ -236,6 +242,7 @@ class NotificationListener:
     # --- on the listening thread ------------------------------------------------------
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
+        self._check(connection)
         self._reconnected = True
         if self._server_start is not None:
             self.answers.failed()

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.postgresql.writer import PostgresqlWriter
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES, unreadable
-from qdo.postgresql.schema import check_format, check_server
 from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession
 from qdo.postgresql.url import SchemaAddress
 
@@ -83,14 +82,23 @@ class Fetch(NamedTuple):
 
 
 class Fetches(GroupedCalls[Work]):
-    """The reads of one process for one app; `most` returns `Broker.max_read_bytes`."""
+    """The reads of one process for one app; `most` returns `Broker.max_read_bytes`.
 
-    def __init__(self, address: SchemaAddress, app: str, most: Callable[[], int]) -> None:
+    :param check: a function of each new connection, which raises an error for an unusable schema.
+    """
+
+    def __init__(
+        self,
+        address: SchemaAddress,
+        app: str,
+        most: Callable[[], int],
+        check: Callable[[PostgresqlConnection], None],
+    ) -> None:
         super().__init__("reader")
         self.most = most
         self._app = app
         self._address = address
-        self._session = PostgresqlSession(address, self._prepare)
+        self._session = PostgresqlSession(address, check)
         self._one = _ONE.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
         self._many = _MANY.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
         self._list = f"SELECT {address.schema}.spans(0)"
@@ -117,10 +125,6 @@ class Fetches(GroupedCalls[Work]):
     def prepare(self) -> bool | None:
         """Whether to prepare statements. Prepared plans would open all partitions."""
         return False if self._spans else None
-
-    def _prepare(self, connection: PostgresqlConnection) -> None:
-        check_server(connection, self._address)
-        check_format(connection, self._address)
 
     def release(self) -> None:
         self._session.close()

@@ -38,7 +38,6 @@ from qdo.encoding import with_header
 from qdo.encryption.marks import IdMarks
 from qdo.errors import FailureKind, QdoError, QueueLimitError, RequestExistsError, UsageError
 from qdo.positions import new_id, position_of_time
-from qdo.postgresql.schema import check_format, check_server
 from qdo.postgresql.session import (
     PostgresqlConnection,
     PostgresqlSession,
@@ -127,12 +126,22 @@ class _Held(NamedTuple):
 
 
 class PostgresqlWriter(GroupedCalls[Work]):
-    """The writes of one process for one app; `limit` returns the limit of queues to set."""
+    """The writes of one process for one app; `limit` returns the limit of queues to set.
 
-    def __init__(self, address: SchemaAddress, app: str, limit: Callable[[], int | None]) -> None:
+    :param check: a function of each new connection, which raises an error for an unusable schema.
+    """
+
+    def __init__(
+        self,
+        address: SchemaAddress,
+        app: str,
+        limit: Callable[[], int | None],
+        check: Callable[[PostgresqlConnection], None],
+    ) -> None:
         super().__init__("writer")
         self._app = app
         self._limit = limit
+        self._check = check
         self._session = PostgresqlSession(address, self._prepare)
         self._address = address
         schema = address.schema
@@ -159,8 +168,7 @@ class PostgresqlWriter(GroupedCalls[Work]):
     # --- on the writing thread --------------------------------------------------------
 
     def _prepare(self, connection: PostgresqlConnection) -> None:
-        check_server(connection, self._address)
-        check_format(connection, self._address)
+        self._check(connection)
         if not self._address.pooled:
             connection.execute(f"SET lock_timeout = {round(GROUP_LOCK_SECONDS * 1000)}")
         if (limit := self._limit()) is not None:

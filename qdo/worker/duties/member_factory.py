@@ -19,7 +19,13 @@ from qdo.coordination.protocol.checkpoints import CheckpointTotals
 from qdo.coordination.protocol.claims import ClaimListener
 from qdo.coordination.protocol.machine import Machine
 from qdo.coordination.protocol.ownership import MemberOptions
-from qdo.coordination.session_setup import BrokerNode, check_broker, check_rights, warn_of_server
+from qdo.coordination.session_setup import (
+    BrokerNode,
+    check_broker,
+    check_fleet,
+    check_rights,
+    warn_of_server,
+)
 from qdo.coordination.znodes.layout import Layout
 from qdo.fleet.action_machine import ActionsWatch, Perform
 from qdo.fleet.components import check_format_level
@@ -31,6 +37,7 @@ from qdo.settings.hosts import host_shown
 from qdo.settings.live import LiveSettings
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
+from qdo.text import hide_credentials
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.queues import has_dynamic_queues
 from qdo.worker.engine.pauses import PauseGate
@@ -84,7 +91,7 @@ class MemberFactory:
         """Return an unregistered member with a new session.
 
         :raises UnreachableError: the coordinator does not respond within `connect_seconds`.
-        :raises UsageError: the workers of the app use another broker file.
+        :raises UsageError: the workers of the app use another broker file, or another coordinator.
         :raises NodeRefusedError: the account lacks a right that workers need.
         :raises OpenTreeError: accounts without a role can change the nodes.
         :raises RejectedError: the fleet of the app requires a newer version of qdo.
@@ -166,6 +173,9 @@ class MemberFactory:
             address = self._settings.broker
             node = BrokerNode(broker.identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
+        host = host_shown(self._settings)
+        coordinator = f"{hide_credentials(self._settings.coordinator)} (host {host})"
+        check_fleet(client, self._layout, broker, coordinator, self.connect_seconds)
 
     def check_format_level(self) -> None:
         """Raise RejectedError if the fleet now requires a newer version of qdo."""

@@ -13,6 +13,7 @@ import gevent
 from gevent.event import Event
 
 from qdo.backoff import Backoff
+from qdo.broker_errors import SchemaNewerError
 from qdo.coordination.member import Member
 from qdo.coordination.protocol.claims import Claim
 from qdo.coordination.znodes.queue_node import FailureRecord
@@ -169,6 +170,8 @@ class MembershipLoop(Duty):
             try:
                 self._register(events)
                 return events
+            except SchemaNewerError:
+                raise  # no retry helps, and this worker has no queues
             except (UnreachableError, NodeRefusedError, UsageError) as error:  # retry even these
                 pause = REGISTER_BACKOFF.delay(attempt, random.random())  # spread the pauses
                 _log.warning("cannot register: %s; retrying in %.1f s", describe(error), pause)

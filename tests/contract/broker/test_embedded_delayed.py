@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from qdo.brokers.base import Outgoing, SendOptions
 from qdo.brokers.embedded.broker import EmbeddedBroker
 from qdo.brokers.embedded.delayed import TRIM, move_due
-from qdo.brokers.embedded.schema import MESSAGES, STREAMS
 from qdo.brokers.embedded.writer import Writer
 from qdo.brokers.streams import first_shards
 from qdo.errors import DatabaseError
 from qdo.positions import position_of_time
-from qdo.system.sqlite import Format, open_database
 from tests.support.fakes.clocks import SettableClock
 from tests.support.fakes.dead_letters import dead_letter
 from tests.support.processes import wait_until
 
 NOW = 1_700_000_000.0
-
-VERSION_1 = """
-    CREATE TABLE file (id INTEGER PRIMARY KEY CHECK (id = 1), node INTEGER NOT NULL);
-    CREATE TABLE queues (
-        id INTEGER PRIMARY KEY, app TEXT NOT NULL, name TEXT NOT NULL, head INTEGER NOT NULL,
-        sent INTEGER NOT NULL, largest INTEGER NOT NULL, UNIQUE (app, name));
-    CREATE INDEX queues_by_head ON queues (head);
-    CREATE TABLE messages (
-        queue INTEGER NOT NULL, position INTEGER NOT NULL, number INTEGER NOT NULL,
-        body BLOB NOT NULL, key TEXT, headers TEXT, PRIMARY KEY (queue, position)) WITHOUT ROWID;
-    CREATE TABLE dead_letters (
-        queue INTEGER NOT NULL, position INTEGER NOT NULL, body BLOB NOT NULL, key TEXT,
-        headers TEXT, error TEXT NOT NULL, traceback TEXT NOT NULL, attempts INTEGER NOT NULL,
-        worker TEXT NOT NULL, fence INTEGER NOT NULL, dead_at REAL NOT NULL,
-        PRIMARY KEY (queue, position));
-    CREATE INDEX dead_letters_by_time ON dead_letters (dead_at, position);
-    INSERT INTO file (id, node) VALUES (1, 1234567890123);
-    INSERT INTO queues VALUES (1, 'app', 'q', 700, 1, 2);
-    INSERT INTO messages VALUES (1, 700, 1, x'3131', NULL, NULL);
-    INSERT INTO dead_letters VALUES (1, 600, x'3232', NULL, NULL, 'E', 'T', 1, 'w', 1, 5.0)
-"""
 
 
 @pytest.fixture
@@ -237,43 +212,6 @@ def test_listeners_can_be_stopped_while_they_are_woken(broker: EmbeddedBroker) -
         stop()
 
 
-def test_a_file_of_the_first_format_is_taken_over(path: str) -> None:
-    """Its content stays, and delays and keys work."""
-    old = Format(MESSAGES.name, MESSAGES.application_id, 1, VERSION_1)
-    open_database(path, old).close()
-    broker = EmbeddedBroker(path, "app")
-    assert broker.id_node == 1234567890123
-    assert bodies(broker, "q") == [b"11"]
-    assert broker.dead_letters.records("q")[0].body == b"22"
-    assert broker.dead_letters.retry([("q", 600)]) != [None]
-    broker.send(Outgoing("q", b"33", terms=SendOptions(time.time() + 3600, "k")))
-    assert broker.catalog.backlog("q", 0).delayed == 1
-    assert bodies(broker, "q") == [b"11", b"22"]
-    broker.close()
-    again = EmbeddedBroker(path, "app")
-    assert again.catalog.backlog("q", 0).delayed == 1
-    again.close()
-
-
-def test_upgraded_and_new_files_have_the_same_tables(tmp_path: Path) -> None:
-    """Whichever way a file came to its format, nothing is missing."""
-    old = Format(MESSAGES.name, MESSAGES.application_id, 1, VERSION_1)
-    open_database(str(tmp_path / "old.db"), old).close()
-
-    def columns(name: str) -> dict[str, set[str]]:
-        connection: sqlite3.Connection = open_database(str(tmp_path / name), MESSAGES)
-        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
-        found = {
-            table: {row[1] for row in connection.execute(f"PRAGMA table_info('{table}')")}
-            for table in tables
-        }
-        assert connection.execute("PRAGMA user_version").fetchone() == (MESSAGES.version,)
-        connection.close()
-        return found
-
-    assert columns("old.db") == columns("new.db")
-
-
 def test_no_number_of_a_delayed_message_is_used_twice(broker: EmbeddedBroker) -> None:
     """An operator who discards what was listed does not hit a message that came later."""
     later = SendOptions(due=NOW + 3600)
@@ -294,21 +232,3 @@ def test_a_reader_of_a_deleted_queue_reads_no_other_one(broker: EmbeddedBroker) 
         broker.delete_queue(name, row[0])
         broker.send(Outgoing(f"after {name}", b"2"))
         assert list(reader.fetch(10)) == []
-
-
-def test_a_file_of_the_second_format_is_taken_over(path: str) -> None:
-    """Its queues and delayed messages keep their ids."""
-    older = MESSAGES.schema.replace(STREAMS, "").replace(" AUTOINCREMENT", "")
-    connection = open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 2, older))
-    connection.execute("DROP TABLE requests")
-    connection.execute("INSERT INTO queues VALUES (7, 'app', 'q', 700, 1, 1, 1)")
-    connection.execute("INSERT INTO messages VALUES (7, 700, 1, x'3131', NULL, NULL)")
-    due = position_of_time(NOW)
-    connection.execute("INSERT INTO delayed VALUES (9, 'app', ?, 7, 'i', NULL, NULL, x'32')", [due])
-    connection.close()
-    broker = EmbeddedBroker(path, "app")
-    assert bodies(broker, "q") == [b"11"]
-    assert broker.delayed.numbers("q") == [9]
-    broker.send(Outgoing("other", b"3", terms=SendOptions(due=time.time() + 3600)))
-    assert broker.delayed.numbers("other") == [10]
-    broker.close()

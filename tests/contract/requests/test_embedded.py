@@ -14,10 +14,10 @@ import pytest
 from qdo.brokers.base import Outgoing
 from qdo.brokers.embedded import requests
 from qdo.brokers.embedded.broker import EmbeddedBroker
-from qdo.brokers.embedded.schema import MESSAGES, STREAMS, Query
+from qdo.brokers.embedded.schema import MESSAGES, Query
 from qdo.brokers.requests import NewRequest
 from qdo.errors import DatabaseReplacedError, QdoError, RequestExistsError
-from qdo.system.sqlite import Format, open_database
+from qdo.system.sqlite import open_database
 from tests.support.processes import wait_until
 
 APP = "shop:app"
@@ -87,25 +87,6 @@ def test_each_call_of_a_group_has_its_own_outcome(broker: EmbeddedBroker, path: 
     assert sorted(map(str, found)) == sorted(map(str, [True, 2, RequestExistsError, [True]]))
     assert [row[1] for row in broker.reader("told", 0).fetch(9)] == [b"over", b"1", b"2"]
     assert [each.id for each in broker.requests.records()] == ["1", "3"]
-
-
-def test_a_file_of_the_third_format_gets_requests(path: str) -> None:
-    """Its messages stay."""
-    older = MESSAGES.schema.replace(STREAMS, "")
-    open_database(path, Format(MESSAGES.name, MESSAGES.application_id, 3, older)).close()
-    execute(path, "DROP TABLE requests")
-    execute(path, "INSERT INTO queues VALUES (7, ?, 'q', 700, 1, 1, 0)", APP)
-    execute(path, "INSERT INTO messages VALUES (7, 700, 1, x'3131', NULL, NULL)")
-    broker = EmbeddedBroker(path, APP)
-    assert broker.requests.ask([new("1")]) == [True]
-    assert [row[1] for row in broker.reader("q", 0).fetch(9)] == [b"11"]
-    broker.close()
-    connection = open_database(path, MESSAGES)
-    upgraded = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()
-    connection.close()
-    connection = open_database(f"{path}.new", MESSAGES)
-    assert set(upgraded) == set(connection.execute("SELECT name, sql FROM sqlite_master"))
-    connection.close()
 
 
 def test_no_number_is_used_twice(broker: EmbeddedBroker, path: str) -> None:

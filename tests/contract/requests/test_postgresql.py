@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,8 +21,6 @@ from qdo.brokers.request_store import RequestStore
 from qdo.brokers.requests import NewRequest, Take
 from qdo.encoding import LEFT_ON_SERVER
 from qdo.errors import RequestExistsError, UsageError
-from qdo.postgresql import schema
-from qdo.postgresql.schema import FORMAT
 from tests.support.postgresql.pgbouncer import PgBouncer
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
@@ -311,120 +308,6 @@ def test_delays_count_by_the_clock_of_the_server(
 _CLOCK = """
 CREATE OR REPLACE FUNCTION qdo.unix_time() RETURNS float8 LANGUAGE sql AS
     'SELECT extract(epoch FROM clock_timestamp())::float8 + {}'
-"""
-
-
-# --- formats --------------------------------------------------------------------------
-
-
-def old_schema(older: int) -> str:
-    """Return the statements that once created an older format."""
-    text = (Path(__file__).parents[2] / "golden" / "schema-5.sql").read_text(encoding="utf-8")
-    text, mark, _ = (text + "\n-- Format 6:").partition(f"\n-- Format {older + 1}:")
-    assert mark
-    return text.replace("{schema}", "qdo").replace("{seconds}", "3600")
-
-
-@pytest.mark.parametrize("older", range(1, FORMAT))
-def test_an_older_format_is_upgraded(bare_database: PostgresqlDatabase, older: int) -> None:
-    """Its messages stay; only its owner may upgrade it."""
-    with bare_database.connect() as connection:
-        replaced = _REPLACED if older < 3 else ""
-        connection.execute((old_schema(older) + replaced + _MESSAGE).encode())
-        with pytest.raises(UsageError) as error:
-            open_broker(bare_database.url(), "app")
-        assert error.value.details["found"] == older
-        with bare_database.role(options="SUPERUSER LOGIN") as other, pytest.raises(UsageError):
-            prepared(bare_database.url(other))
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(prepared, [bare_database.url()] * 4))
-        upgraded = connection.execute(_PARTS).fetchall()
-        with contextlib.closing(open_broker(bare_database.url(), "app")) as broker:
-            assert bodies(broker, "q") == [b"x"]
-            assert broker.requests.ask([new("a")]) == [True]
-        connection.execute("DROP SCHEMA qdo CASCADE")
-        prepared(bare_database.url())
-        assert connection.execute("SELECT format FROM qdo.about").fetchone() == (FORMAT,)
-        assert connection.execute(_PARTS).fetchall() == upgraded
-
-
-def test_functions_of_another_version_are_replaced(
-    bare_database: PostgresqlDatabase,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A worker says that they differ, and works; `init` replaces them and keeps the rights."""
-    text = schema._text
-    monkeypatch.setattr(
-        schema,
-        "_text",
-        lambda name: text(name).replace("+ 122192928000000000", "+ 122192928000000000 "),
-    )
-    prepared(bare_database.url())
-    monkeypatch.undo()
-    with bare_database.role() as role, bare_database.connect() as connection:
-        for statement in schema.grants("qdo", role, "sender"):
-            connection.execute(statement.encode())
-        with contextlib.closing(open_broker(bare_database.url(role), "app")) as broker:
-            broker.send_many([Outgoing("q", b"x")])
-        assert ["another version of qdo" in each.message for each in caplog.records] == [True]
-        rights = connection.execute(_RIGHTS).fetchall()
-        prepared(bare_database.url())
-        assert connection.execute("SELECT functions FROM qdo.about").fetchone() == (
-            schema.digest(),
-        )
-        assert connection.execute(_RIGHTS).fetchall() == rights
-
-
-_RIGHTS = """
-SELECT oid::regprocedure::text, proacl::text FROM pg_proc
-WHERE pronamespace = 'qdo'::regnamespace ORDER BY 1
-"""
-
-
-def test_upgrades_wait_for_each_other(bare_database: PostgresqlDatabase) -> None:
-    """The server would give a sequence another name beside an uncommitted one."""
-    with bare_database.connect() as connection, ThreadPoolExecutor(1) as threads:
-        connection.execute(old_schema(1).encode())
-        with connection.transaction():
-            connection.execute("LOCK TABLE qdo.about IN SHARE UPDATE EXCLUSIVE MODE")
-            connection.execute("CREATE SEQUENCE qdo.requests_number_seq")
-            upgrade = threads.submit(prepared, bare_database.url())
-            with bare_database.connect() as looking:
-                wait_until(lambda: looking.execute(_WAITS).fetchone() is not None, "a lock")
-            raise psycopg.Rollback
-        upgrade.result()
-        with contextlib.closing(open_broker(bare_database.url(), "app")) as broker:
-            assert take(broker.requests).id == "a"
-
-
-_WAITS = """
-SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
-"""
-_REPLACED = """
-CREATE FUNCTION qdo.lock_queues(text, text[], integer) RETURNS void LANGUAGE sql AS '';
-CREATE FUNCTION qdo.append(
-    of_app text, names text[], keys text[], headers text[], bodies bytea[], lock_ms integer
-) RETURNS bigint LANGUAGE sql AS 'SELECT 1';
-"""
-_MESSAGE = """
-INSERT INTO qdo.queues (app, name) VALUES ('app', 'q');
-SELECT qdo.add_partition(qdo.clock());
-INSERT INTO qdo.messages SELECT id, qdo.reserve(1), 0, NULL, NULL, 'x' FROM qdo.queues;
-"""
-"""What the third format has replaced, and a message."""
-_PARTS = """
-SELECT proname::text || proargtypes::text, proacl::text, prosrc FROM pg_proc
-WHERE pronamespace = 'qdo'::regnamespace
-UNION ALL SELECT relname::text, relacl::text, reloptions::text FROM pg_class
-WHERE relnamespace = 'qdo'::regnamespace AND relname !~ '[0-9]'
-UNION ALL SELECT conrelid::regclass || '.' || conname, pg_get_constraintdef(oid), ''
-FROM pg_constraint
-WHERE connamespace = 'qdo'::regnamespace AND conrelid::regclass::text !~ '[0-9]'
-UNION ALL SELECT attrelid::regclass || '.' || attname, atttypid::regtype::text, attnotnull::text
-FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
-WHERE relnamespace = 'qdo'::regnamespace AND relname !~ '[0-9]' AND relkind = 'r' AND attnum > 0
-ORDER BY 1
 """
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from qdo.postgresql.schema import PARTITION_SECONDS, create
 from qdo.postgresql.session import connect
 from qdo.postgresql.url import postgresql_address
+from tests.support.paths import ROOT
+
+
+def frozen(number: int) -> Path:
+    """Return the file with the statements that created a format when it was released."""
+    return ROOT / "tests" / "golden" / f"format-{number}.sql"
 
 
 def prepared(url: str, partition_seconds: int = PARTITION_SECONDS) -> str:

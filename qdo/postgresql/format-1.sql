@@ -1,7 +1,9 @@
--- The tables of PostgreSQL, by format. `schema.py` explains them. `qdo admin broker init` runs this with
--- the name of the schema and the seconds of a partition, or the formats that are missing, and then
--- `functions.sql`. Databases of users have these formats: a change is a new format at the end, which
--- also drops each function that gets other parameters or another result.
+-- The tables of PostgreSQL in format 1; `schema.py` explains them. `qdo admin broker init` runs this with
+-- the name of the schema and the seconds of a partition, or only the formats that are missing, and then
+-- `functions.sql`. The text of a released format stays as it is, because databases of users have it. A
+-- change is a file `format-N.sql`, which also drops each function, if it exists, that gets other
+-- parameters or another result; `FORMAT` and `OLDEST_CLIENT` in `schema.py` tell which versions can use
+-- the result.
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 -- The owner of a schema may replace its functions, which run with the rights of their owners.
@@ -18,21 +20,29 @@ END
 $$;
 REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;
 
+-- `oldest` is the oldest format whose versions of qdo can use this schema. `tables` and `functions` are
+-- digests of the texts that made them.
 CREATE TABLE {schema}.about (
     id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
     format integer NOT NULL,
+    oldest integer NOT NULL,
+    tables text NOT NULL,
+    functions text NOT NULL,
     node bigint NOT NULL,
     partition_ticks bigint NOT NULL CHECK (partition_ticks > 0)
 );
 
 -- Its row is locked while one call creates many queues of the app, and by the one of several
--- transactions of the app that notifies.
+-- transactions of the app that notifies. `fleet` is the id of the fleet whose coordinator has the
+-- positions of the app.
 CREATE TABLE {schema}.apps (
     name text PRIMARY KEY CHECK (length(name) <= 200),
-    max_queues integer NOT NULL DEFAULT 100000
+    max_queues integer NOT NULL DEFAULT 100000,
+    fleet text CHECK (length(fleet) <= 200)
 );
 
--- The limits of sizes in this file are those of `app.send`, which other programs could pass by.
+-- The limits of sizes in this file are those of `app.send`, which other programs could pass by. `root`
+-- is the id of the first queue of a shard's stream, NULL for other queues.
 CREATE TABLE {schema}.queues (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     app text NOT NULL,
@@ -42,6 +52,7 @@ CREATE TABLE {schema}.queues (
     trimmed bigint NOT NULL DEFAULT 0,
     largest integer NOT NULL DEFAULT 4096,
     xid bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
+    root bigint,
     UNIQUE (app, name)
 ) WITH (fillfactor = 70);
 CREATE INDEX queues_by_xid ON {schema}.queues (xid);
@@ -116,11 +127,11 @@ CREATE TABLE {schema}.dead_letters (
 );
 CREATE INDEX dead_letters_by_time ON {schema}.dead_letters (dead_at, position);
 
-INSERT INTO {schema}.about (format, node, partition_ticks) VALUES (
-    1, (floor(random() * 281474976710656))::bigint | 1099511627776, {seconds}::bigint * 10000000);
+INSERT INTO {schema}.about (format, oldest, tables, functions, node, partition_ticks) VALUES (
+    1, 1, '', '', (floor(random() * 281474976710656))::bigint | 1099511627776, {seconds}::bigint * 10000000);
 
--- Format 2: requests, see `qdo.brokers.requests`. Times are Unix times in seconds, which the server's
--- clock gives. States: 0 waiting, 1 running, 2 paused, 3 over.
+-- Requests, see `qdo.brokers.requests`. Times are Unix times in seconds, which the server's clock gives.
+-- States: 0 waiting, 1 running, 2 paused, 3 over. A request belongs to the role that asked for it.
 CREATE TABLE {schema}.requests (
     app text NOT NULL,
     id text NOT NULL CHECK (length(id) <= 200),
@@ -149,6 +160,7 @@ CREATE TABLE {schema}.requests (
     result_headers text CHECK (octet_length(result_headers) <= 131072),
     result bytea CHECK (octet_length(result) <= 67108864),
     until float8 NOT NULL DEFAULT 0,
+    asker text NOT NULL DEFAULT session_user,
     PRIMARY KEY (id, app)  -- in this order, or a search for ids may read all rows of the app
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
     toast.autovacuum_vacuum_scale_factor = 0.02);
@@ -156,12 +168,18 @@ CREATE TABLE {schema}.requests (
 CREATE INDEX requests_waiting ON {schema}.requests (app, pool, priority, number, due) WHERE state = 0;
 CREATE INDEX requests_delayed ON {schema}.requests (app, pool, due) WHERE state = 0 AND due > asked;
 CREATE INDEX requests_owned ON {schema}.requests (app, owner, started) WHERE state IN (1, 2);
-CREATE INDEX requests_over ON {schema}.requests (app, until) WHERE state = 3;
+-- Failed requests stay until an operator decides, so each kind has an index of its own.
+CREATE INDEX requests_over ON {schema}.requests (app, until)
+    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed';
+CREATE INDEX requests_failed ON {schema}.requests (app, pool, number)
+    WHERE state = 3 AND outcome = 'failed';
 
+-- A pool is known while it has requests that wait; without a unique name, no sender waits for an open
+-- transaction.
+CREATE TABLE {schema}.pools (app text NOT NULL, name text NOT NULL);
+CREATE INDEX pools_named ON {schema}.pools (app, name);
 
--- Format 3: streams, see `qdo.brokers.streams`. In the table `queues`, `root` is the id of the first
--- queue of a shard's stream, NULL for other queues.
-ALTER TABLE {schema}.queues ADD root bigint;
+-- Streams, see `qdo.brokers.streams`.
 CREATE TABLE {schema}.streams (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     app text NOT NULL,
@@ -172,16 +190,15 @@ CREATE TABLE {schema}.streams (
     parents text[] NOT NULL,
     end_position bigint,
     hidden boolean NOT NULL,
+    is_first boolean,
     UNIQUE (app, queue)
 );
 CREATE INDEX streams_by_name ON {schema}.streams (app, stream);
 CREATE INDEX streams_open ON {schema}.streams (app, stream, low, queue) WHERE end_position IS NULL;
 CREATE INDEX streams_hidden ON {schema}.streams (app) WHERE hidden;
+CREATE UNIQUE INDEX streams_once ON {schema}.streams (app, stream) WHERE is_first;
 
-DROP FUNCTION IF EXISTS {schema}.lock_queues(text, text[], integer);
-
-
--- Format 4: the coordinator, see `qdo.coordination.sql`. The row of `tree` is locked by each write.
+-- The coordinator, see `qdo.coordination.sql`. The row of `tree` is locked by each write.
 CREATE TABLE {schema}.tree (
     id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
     server text NOT NULL DEFAULT ''
@@ -226,23 +243,8 @@ INSERT INTO {schema}.tree DEFAULT VALUES;
 INSERT INTO {schema}.changes VALUES (0, '[]');
 INSERT INTO {schema}.znodes VALUES ('/', '', '', NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
 
--- Format 5: the functions are replaced as a whole; `functions` is their digest.
-ALTER TABLE {schema}.about ADD functions text NOT NULL DEFAULT '';
-ALTER TABLE {schema}.streams ADD is_first boolean;
-CREATE UNIQUE INDEX streams_once ON {schema}.streams (app, stream) WHERE is_first;
-DROP FUNCTION IF EXISTS {schema}.create_stream(text, text, text[], text[], text[]);
-DROP FUNCTION IF EXISTS {schema}.add_shards(text, text, text[], text[], text[], text[]);
-
--- A request belongs to the role that asked for it, those of earlier formats to all. A pool is known
--- while it has requests that wait; without a unique name, no sender waits for an open transaction.
-ALTER TABLE {schema}.requests ADD asker text;
-ALTER TABLE {schema}.requests ALTER asker SET DEFAULT session_user;
-CREATE TABLE {schema}.pools (app text NOT NULL, name text NOT NULL);
-CREATE INDEX pools_named ON {schema}.pools (app, name);
-DROP FUNCTION IF EXISTS {schema}.mark_request(text, text, text);
-
 -- Each text and number that a role can store has a bound, whichever program stores it: readers take
--- rows whole, and increase numbers. NOT VALID, so that rows of earlier formats stop no upgrade.
+-- rows whole, and increase numbers.
 DO $$
 DECLARE
     bound text[];
@@ -276,18 +278,9 @@ BEGIN
             ' AND timeout BETWEEN 200 AND 600000', 'generation, beats'],
         ['changes', 'octet_length(events) <= 67108864', 'zxid']
     ] LOOP
-        EXECUTE format('ALTER TABLE {schema}.%I ADD CONSTRAINT bounds CHECK (%s) NOT VALID', bound[1],
+        EXECUTE format('ALTER TABLE {schema}.%I ADD CONSTRAINT bounds CHECK (%s)', bound[1],
             concat_ws(' AND ', nullif(bound[2], ''), CASE WHEN bound[3] <> '' THEN format(
                 'least(%1$s) >= 0 AND greatest(%1$s) < 4611686018427387904', bound[3]) END));
     END LOOP;
 END
 $$;
-
--- Format 6: failed requests stay until an operator decides, so each kind has an index of its own.
-DROP INDEX {schema}.requests_over;
-CREATE INDEX requests_over ON {schema}.requests (app, until)
-    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed';
-CREATE INDEX requests_failed ON {schema}.requests (app, pool, number)
-    WHERE state = 3 AND outcome = 'failed';
-DROP FUNCTION IF EXISTS {schema}.take_requests(
-    text, text, text, integer, text[], bigint, float8, bigint[], boolean);
