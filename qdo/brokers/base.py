@@ -352,14 +352,6 @@ class Broker(abc.ABC):
         """
         return False
 
-    def claim_app(self, fleet: str) -> str:
-        """Record the fleet that processes the app, unless another one is recorded.
-
-        :param fleet: the id of the fleet, a space, and its coordinator, see `check_fleet`.
-        :return: the recorded fleet; `fleet` from brokers that record none.
-        """
-        return fleet
-
     def attach_receipt_store(self, receipts: ReceiptHandleStore) -> None:  # noqa: B027 - optional
         """Keep the receipts of held messages in a store; call this before the first `subscribe`."""
 

@@ -101,6 +101,15 @@ class QueueCatalog(abc.ABC):
         """Return whether a queue has, or had, a message at a broker-specific position."""
         return True
 
+    def claim_app(self, fleet: str, root: str) -> str:
+        """Record the fleet that processes the app, unless another one is recorded.
+
+        :param fleet: the id of the fleet, a space, and its coordinator, see `check_fleet`.
+        :param root: the path of the app's node in the coordinator.
+        :return: the recorded fleet; `fleet` from brokers that record none.
+        """
+        return fleet
+
     def request_rows(self) -> tuple[int, int]:
         """Return the approximate numbers of live and dead request rows; 0 if rows do not die."""
         return 0, 0

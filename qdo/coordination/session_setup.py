@@ -35,7 +35,9 @@ from qdo.coordination.protocol.lease import Lease
 from qdo.coordination.znodes.layout import Layout
 from qdo.coordination.znodes.values import encode, load
 from qdo.errors import NodeRefusedError, OpenTreeError, UsageError
+from qdo.postgresql.url import split_chroot
 from qdo.system.clock import clock
+from qdo.text import hide_credentials
 
 _Result = TypeVar("_Result")
 SAFE = "3.8.4 and later of 3.8, 3.9.2, and 3.9.4 and later"
@@ -110,22 +112,31 @@ def check_broker(
 
 
 def check_fleet(
-    client: Client, layout: Layout, broker: Broker, coordinator: str, timeout_seconds: float
+    client: Client,
+    layout: Layout,
+    broker: Broker,
+    coordinator: str,
+    host: str,
+    timeout_seconds: float,
 ) -> None:
     """Raise UsageError if the workers of another coordinator process the app.
 
-    :param coordinator: the address and host of this coordinator, for the error.
+    :param coordinator: the address of this coordinator.
+    :param host: the name of this host, for the error.
     """
     # A fleet is known by the creation of its root. Another coordinator, or another namespace, has
     # neither the owners nor the positions of the app, so its workers would run all messages again.
     stat = _retried(partial(_root_stat, client, layout), client, layout, timeout_seconds)
     mine = f"{stat.czxid:x}-{stat.ctime:x}"
-    known, _, where = broker.claim_app(f"{mine} {coordinator}"[:200]).partition(" ")
+    here = f"{hide_credentials(coordinator)} (host {host})"
+    chroot = split_chroot(coordinator)[1]
+    root = f"/{chroot}{layout.root}" if chroot else layout.root
+    known, _, where = broker.catalog.claim_app(f"{mine} {here}"[:200], root).partition(" ")
     if known != mine:
         app = layout.root.rpartition("/")[2]
         raise UsageError(
             reason=f"the messages of app {app!r} belong to the fleet at {where}, and this worker's"
-            f" coordinator is another one, {coordinator}: it has no positions, and would run all"
+            f" coordinator is another one, {here}: it has no positions, and would run all"
             " messages again; set `coordinator` and `namespace` to those of the fleet. If you have"
             " moved the positions, set `fleet` to NULL in the row of the app in the broker's table"
             " `apps`, see docs/operations.rst",

@@ -33,12 +33,13 @@ CREATE TABLE {schema}.about (
 );
 
 -- Its row is locked while one call creates many queues of the app, and by the one of several
--- transactions of the app that notifies. `fleet` is the id of the fleet whose coordinator has the
--- positions of the app.
+-- transactions of the app that notifies. `fleet` names the fleet whose coordinator has the positions of
+-- the app: the creation of the app's node `root`, and the coordinator.
 CREATE TABLE {schema}.apps (
     name text PRIMARY KEY CHECK (length(name) <= 200),
     max_queues integer NOT NULL DEFAULT 100000,
-    fleet text CHECK (length(fleet) <= 200)
+    fleet text CHECK (length(fleet) <= 200),
+    root text COLLATE "C" CHECK (octet_length(root) <= 65536)
 );
 
 -- The limits of sizes in this file are those of `app.send`, which other programs could pass by. `root`

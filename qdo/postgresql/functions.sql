@@ -151,14 +151,15 @@ END
 $$;
 
 -- Record which fleet processes an app, unless another one is recorded; return the recorded one.
-CREATE OR REPLACE FUNCTION {schema}.claim_app(of_app text, of_fleet text) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.claim_app(of_app text, of_fleet text, of_root text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known text := (SELECT fleet FROM {schema}.apps WHERE name = of_app);
 BEGIN
     IF known IS NULL THEN
-        INSERT INTO {schema}.apps (name, fleet) VALUES (of_app, of_fleet)
-            ON CONFLICT (name) DO UPDATE SET fleet = coalesce(apps.fleet, excluded.fleet)
+        INSERT INTO {schema}.apps (name, fleet, root) VALUES (of_app, of_fleet, of_root)
+            ON CONFLICT (name) DO UPDATE SET fleet = coalesce(apps.fleet, excluded.fleet),
+                root = CASE WHEN apps.fleet IS NULL THEN excluded.root ELSE apps.root END
             RETURNING fleet INTO known;
     END IF;
     RETURN known;

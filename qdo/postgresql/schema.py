@@ -38,6 +38,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+import json
 import logging
 import re
 from typing import Any
@@ -105,7 +106,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         *_SENDING,
         "add_shards(text, text, integer, text[], text)",
         "advance(bigint)",
-        "claim_app(text, text)",
+        "claim_app(text, text, text)",
         "bury(text, text, bigint, bytea, text, text, text, text, integer, text, bigint, float8)",
         "delete_queue(text, text, bigint)",
         "discard_requests(text, text[])",
@@ -229,8 +230,10 @@ def read_about(connection: PostgresqlConnection, address: SchemaAddress) -> dict
     (exists,) = connection.execute("SELECT to_regclass(%s)", (name,)).fetchone() or (None,)
     if exists is None:
         return None
-    query = f"SELECT to_jsonb(about) FROM {name}"  # noqa: S608 - the address allows a-z, 0-9 and _
-    (about,) = connection.execute(query).fetchone() or (None,)
+    query = f"SELECT to_jsonb(about)::text FROM {name}"  # noqa: S608 - the address allows a-z, 0-9 and _
+    # Parse here, because Django's connections return JSON as text.
+    (text,) = connection.execute(query).fetchone() or ("null",)
+    about: dict[str, Any] | None = json.loads(text)
     return about
 
 

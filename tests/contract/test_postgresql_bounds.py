@@ -23,7 +23,8 @@ WHERE relnamespace = 'qdo'::regnamespace AND relkind IN ('r', 'p') AND NOT relis
         WHERE conrelid = attrelid AND contype = 'c' AND attnum = ANY (conkey))
 """
 UNREACHED = {
-    *("about.format", "about.node", "about.functions"),  # written by the owner
+    # Written by the owner.
+    *("about.format", "about.oldest", "about.tables", "about.functions", "about.node"),
     *("messages.queue", "messages.position", "messages.xid"),  # made by `append`
     *("messages.key", "messages.headers", "messages.body"),  # checked by `append`
     *("sessions.id", "znodes.owner"),  # any number is an id

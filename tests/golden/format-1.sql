@@ -23,7 +23,8 @@ CREATE TABLE qdo.about (
 CREATE TABLE qdo.apps (
     name text PRIMARY KEY CHECK (length(name) <= 200),
     max_queues integer NOT NULL DEFAULT 100000,
-    fleet text CHECK (length(fleet) <= 200)
+    fleet text CHECK (length(fleet) <= 200),
+    root text COLLATE "C" CHECK (octet_length(root) <= 65536)
 );
 CREATE TABLE qdo.queues (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -349,14 +350,15 @@ BEGIN
     END IF;
 END
 $$;
-CREATE OR REPLACE FUNCTION qdo.claim_app(of_app text, of_fleet text) RETURNS text
+CREATE OR REPLACE FUNCTION qdo.claim_app(of_app text, of_fleet text, of_root text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known text := (SELECT fleet FROM qdo.apps WHERE name = of_app);
 BEGIN
     IF known IS NULL THEN
-        INSERT INTO qdo.apps (name, fleet) VALUES (of_app, of_fleet)
-            ON CONFLICT (name) DO UPDATE SET fleet = coalesce(apps.fleet, excluded.fleet)
+        INSERT INTO qdo.apps (name, fleet, root) VALUES (of_app, of_fleet, of_root)
+            ON CONFLICT (name) DO UPDATE SET fleet = coalesce(apps.fleet, excluded.fleet),
+                root = CASE WHEN apps.fleet IS NULL THEN excluded.root ELSE apps.root END
             RETURNING fleet INTO known;
     END IF;
     RETURN known;
@@ -1421,4 +1423,4 @@ END
 $$;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA qdo FROM PUBLIC;
 SELECT qdo.add_partitions();
-UPDATE qdo.about SET format = '1', oldest = '1', tables = 'd8035cf44fdcbde7', functions = '2288c6d80c12598b';
+UPDATE qdo.about SET format = '1', oldest = '1', tables = '305264591771e362', functions = 'a1b3101e1cbab50c';

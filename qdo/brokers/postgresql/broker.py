@@ -163,6 +163,13 @@ class PostgresqlCatalog(QueueCatalog):
             self._known.update(names)
         return len(self._known) - before
 
+    def claim_app(self, fleet: str, root: str) -> str:
+        query = self._sql("SELECT {schema}.claim_app(%s, %s, %s)")
+        parameters = (self._tables.app, fleet, root)
+        row = self._tables.writer.run(lambda sql: sql.execute(query, parameters).fetchone())
+        (found,) = row or (fleet,)
+        return str(found)
+
     def request_rows(self) -> tuple[int, int]:
         query = self._sql(_REQUEST_ROWS)
         return self._fetches.run(lambda each: each.execute(query).fetchone() or (0, 0))
@@ -296,11 +303,6 @@ class PostgresqlBroker(GroupCommitBroker):
         except SchemaNewerError as error:
             self.on_unusable(error)
             raise
-
-    def claim_app(self, fleet: str) -> str:
-        statement = f"SELECT {self._address.schema}.claim_app(%s, %s)"
-        (found,) = self._execute(statement, (self._app, fleet))
-        return str(found)
 
     def _limit(self) -> int | None:
         return self.max_queues if self.sets_limit else None

@@ -184,15 +184,7 @@ class NotificationListener:
         self._elsewhere = False  # another listener moves due messages
         self._stopping = False
         self.answers = Answers()
-        try:
-            self._pause = self._step()  # due messages must be readable at once
-            deadline = time.monotonic() + LOOK_SECONDS
-            while self._elsewhere and time.monotonic() < deadline:
-                time.sleep(AGAIN_SECONDS[0])
-                self._pause = self._step()
-        except BaseException:
-            self._session.close()
-            raise
+        self._pause = self._begin()
         self._closed = False
         self._closing = threading.Lock()  # `stop` must not write to a closed pipe
         self._pipe = os.pipe()
@@ -200,6 +192,19 @@ class NotificationListener:
             target=guarded("doorbell", self._run), name="qdo-doorbell", daemon=True
         )
         self._thread.start()
+
+    def _begin(self) -> float:
+        """Look for the first time, so that due messages are readable; return the next pause."""
+        try:
+            pause = self._step()
+            deadline = time.monotonic() + LOOK_SECONDS
+            while self._elsewhere and time.monotonic() < deadline:
+                time.sleep(AGAIN_SECONDS[0])
+                pause = self._step()
+        except BaseException:
+            self._session.close()
+            raise
+        return pause
 
     def stop(self) -> None:
         """Stop listening for messages; make no further call of `wake`. Idempotent."""

@@ -45,6 +45,10 @@ from qdo.text import hide_credentials, join_some, pluralize
 _COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
 KINDS = ("sender", "worker", "onlooker")
 CURRENT = "the schema is current; nothing to do"
+GRANTS = (
+    "hint: run the statements of `qdo admin broker grants ROLE --for KIND` again for each role"
+    " before you start workers and senders of this version"
+)
 NAMES = tuple(each.name for each in declarations())
 # Exit code of `qdo admin acl check` if the rights on a node differ.
 DIFFERENT = 1
@@ -197,6 +201,8 @@ def init(printing: bool, partition_seconds: int, consent: Consent, settings: Set
         where = f" in {hide_credentials(url)}" if len(changes) > 1 else ""
         if change:
             print_message(f"{change}d the schema{where}")
+            if change == "upgrade":
+                print_message(GRANTS)
     if not any(changes.values()):
         print_message(CURRENT)
 

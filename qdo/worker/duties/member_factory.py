@@ -37,7 +37,6 @@ from qdo.settings.hosts import host_shown
 from qdo.settings.live import LiveSettings
 from qdo.settings.settings import Settings
 from qdo.system.clock import clock
-from qdo.text import hide_credentials
 from qdo.worker.duties.burst import FleetSurvey, fleet_survey
 from qdo.worker.duties.queues import has_dynamic_queues
 from qdo.worker.engine.pauses import PauseGate
@@ -173,9 +172,9 @@ class MemberFactory:
             address = self._settings.broker
             node = BrokerNode(broker.identity, address, host_shown(self._settings))
             check_broker(client, self._layout, node, self.connect_seconds)
+        coordinator = self._settings.coordinator
         host = host_shown(self._settings)
-        coordinator = f"{hide_credentials(self._settings.coordinator)} (host {host})"
-        check_fleet(client, self._layout, broker, coordinator, self.connect_seconds)
+        check_fleet(client, self._layout, broker, coordinator, host, self.connect_seconds)
 
     def check_format_level(self) -> None:
         """Raise RejectedError if the fleet now requires a newer version of qdo."""

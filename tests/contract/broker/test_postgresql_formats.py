@@ -260,7 +260,7 @@ def test_each_other_schema_is_told(
     )
 
 
-def test_only_the_owner_upgrades_and_upgrades_wait_for_each_other(
+def test_only_the_owner_upgrades_and_one_at_a_time(
     bare_database: PostgresqlDatabase, next_version: Callable[..., None]
 ) -> None:
     prepared(bare_database.url())

@@ -161,6 +161,7 @@ def work_all(roles: Roles, name: str) -> None:
     for letter in broker.dead_letters.find("a"):
         broker.dead_letters.discard([("a", letter.position)])
     broker.delete_queue("a", broker.catalog.head("a"))
+    assert broker.catalog.claim_app("fleet here", "/app")
     client = connect(roles.database.url(name))  # of the coordinator
     client.open()
     client.stop()

@@ -16,7 +16,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid();
 """
 
 
-def test_a_worker_releases_its_queues_if_a_newer_schema_refuses_it(
+def test_a_worker_leaves_if_a_newer_schema_refuses_it(
     tmp_path: Path, postgresql: PostgresqlDatabase
 ) -> None:
     """It ends with the reason; the next one starts once its version is accepted."""
