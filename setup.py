@@ -21,6 +21,11 @@ def version() -> str:
     return found.group(1)
 
 
+def brokers() -> list[str]:
+    """Return the entry points of qdo's own brokers; see `qdo.brokers.registry`."""
+    return read("src/qdo/brokers/entry_points.txt").splitlines()[1:]
+
+
 # Ranges are what is tested. kazoo's internals are used by the embedded coordinator and are
 # no public interface, so its range is the narrowest.
 REQUIRES = [
@@ -113,6 +118,7 @@ setup(
     package_dir={"": "src"},
     package_data={
         "qdo": ["py.typed"],
+        "qdo.brokers": ["entry_points.txt"],
         "qdo.postgresql": ["*.sql"],
         "qdo.dashboard": ["templates/*.html", "static/*"],
     },
@@ -137,6 +143,7 @@ setup(
             "qdo-worker = qdo.__main__:worker",
         ],
         "pytest11": ["qdo = qdo.testing.plugin"],
+        "qdo.brokers": brokers(),
     },
     zip_safe=False,
     classifiers=[

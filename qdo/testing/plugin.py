@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from qdo.app import App
     from qdo.testing.kit import TestKit
 
+# pytest explains only the failed assertions of modules that it rewrites, such as test files.
+pytest.register_assert_rewrite("qdo.testing.contracts")
+
 
 @pytest.fixture
 def qdo_kit() -> Iterator[Callable[..., TestKit]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qdo.brokers.base import Broker
+from qdo.testing.contracts.fixtures import broker as broker
 from tests.support.brokers import LOGS, opening
 
 
@@ -16,11 +17,6 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     """Open further connections to the broker, as other processes would."""
     with opening(request.param, tmp_path, request) as connect:
         yield connect
-
-
-@pytest.fixture
-def broker(connect: Callable[..., Broker]) -> Broker:
-    return connect()
 
 
 @pytest.fixture

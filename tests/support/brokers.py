@@ -1,7 +1,8 @@
 """The brokers that the contract tests run on, by name.
 
-A new broker is one entry of `ADDRESSES`. `test_consuming.py` then runs with it. Add its name to
-`LOGS`, too, if its positions are times and it keeps keys, headers, delays and dead letters.
+The contracts are those of `qdo.testing.contracts`. A new broker of qdo is one entry of `ADDRESSES`;
+`test_consuming.py` then runs with it. Add its name to `LOGS`, too, if its positions are times and
+it keeps keys, headers, delays and dead letters.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 from qdo.brokers.base import Broker, Row
 from qdo.brokers.registry import open_broker
 from qdo.errors import NotFoundError
+from qdo.testing.contracts.fixtures import BrokerSetup
 from qdo.testing.memory_broker import MemoryBroker, MemoryStore
 
 
@@ -55,7 +57,28 @@ LOGS = ["embedded", "postgresql", "memory"]
 """Brokers whose positions are times, with every feature."""
 MAILBOXES = ["sqs"]
 """Brokers whose messages only the owner of their queue may see."""
+QUEUES = {"kinesis": "shardId-{:012d}", "sqs-fifo": "q{}.fifo"}
+"""Names of the numbered queues of a kind, if they are not like "q0"."""
 TICK_SECONDS = 0.005
+
+
+@contextlib.contextmanager
+def bench(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[BrokerSetup]:
+    """Give a broker of a kind, with two queues that may be used."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    store = MemoryStore()
+    url = "" if kind == "memory" else ADDRESSES[kind](folder, name, request)
+    opened: list[Broker] = []
+
+    def connect() -> Broker:
+        opened.append(open_broker(url, "app") if url else MemoryBroker(store, "app"))
+        return opened[-1]
+
+    try:
+        yield BrokerSetup(connect, url, kind != "sqs-standard", QUEUES.get(kind, "q{}").format)
+    finally:
+        for broker in opened:
+            broker.close()
 
 
 @contextlib.contextmanager

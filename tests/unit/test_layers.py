@@ -318,7 +318,7 @@ def test_the_check_for_io_finds_it() -> None:
 
 
 def test_only_the_registry_imports_the_folder_of_a_broker() -> None:
-    """A new broker is one folder and one line of the registry.
+    """A new broker is one folder and one entry point.
 
     The brokers at AWS share `brokers/aws/`, which commands and settings may not import either. The
     testing kit runs the statements of the embedded broker.

@@ -18,4 +18,4 @@ def _open(url: str, app: str) -> Broker:
     return EmbeddedBroker(sqlite_path(url) or "", app)
 
 
-KIND = BrokerKind(open=_open, address_error=sqlite_address_error)
+KIND = BrokerKind(open=_open, address_error=sqlite_address_error, form="sqlite:PATH")

@@ -31,6 +31,7 @@ def _stream(url: str) -> str:
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, kinesis_address),
+    form="kinesis://REGION/STREAM",
     positions=POSITIONS,
     stream=_stream,
     foreign_senders=True,

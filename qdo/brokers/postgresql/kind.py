@@ -73,6 +73,7 @@ def _connector(url: str) -> Callable[[], Any]:
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, postgresql_address),
+    form="postgresql://USER@HOST/DATABASE",
     schema=BrokerSchema(script=_script, change=_change, create=_create, grants=_grants),
     connector=_connector,
     foreign_senders=True,

@@ -27,6 +27,7 @@ def _closing_seconds(url: str) -> float:
 KIND = BrokerKind(
     open=_open,
     address_error=partial(parse_error, sqs_address),
+    form="sqs://REGION/PREFIX",
     positions=SQS_POSITIONS,
     closing_seconds=_closing_seconds,
     foreign_senders=True,

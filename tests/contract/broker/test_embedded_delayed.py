@@ -15,8 +15,8 @@ from qdo.brokers.embedded.writer import Writer
 from qdo.brokers.streams import first_shards
 from qdo.errors import DatabaseError
 from qdo.positions import position_of_time
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.fakes.clocks import SettableClock
-from tests.support.fakes.dead_letters import dead_letter
 from tests.support.processes import wait_until
 
 NOW = 1_700_000_000.0

@@ -22,10 +22,10 @@ from qdo.brokers.kinesis.codec import hash_key
 from qdo.brokers.kinesis.positions import pack, sequence_of
 from qdo.errors import UnsupportedError, UsageError
 from qdo.positions import position_now
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.aws.clients import client
 from tests.support.aws.kinesis_server import KinesisStub
 from tests.support.aws.kinesis_stream import ITERATOR_SECONDS
-from tests.support.fakes.dead_letters import dead_letter
 from tests.support.kinesis import BRISK, ShardOwner, opened, outgoing
 from tests.support.policies import in_force
 from tests.support.processes import wait_until

@@ -17,7 +17,7 @@ import pytest
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.registry import open_broker
 from qdo.positions import message_id
-from tests.support.fakes.dead_letters import dead_letter
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.paths import ROOT
 from tests.support.processes import child, said, wait_until
 

@@ -22,7 +22,7 @@ from qdo.brokers.streams import first_shards, split
 from qdo.coordination.client import connect
 from qdo.errors import QueueLimitError, RequestExistsError
 from qdo.postgresql.schema import grants
-from tests.support.fakes.dead_letters import dead_letter
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlDatabase
 

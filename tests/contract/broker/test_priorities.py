@@ -10,7 +10,7 @@ import pytest
 
 import qdo
 from qdo.message import Message
-from tests.support.consumers import bench
+from tests.support.brokers import bench
 from tests.support.engine import EngineSetup, until
 
 

@@ -26,10 +26,10 @@ from qdo.brokers.sqs import queues as sqs_queues
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import decode_received, make_position
 from qdo.errors import MessageTooLargeError, UnsupportedError
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.aws.clients import client
 from tests.support.aws.messages import raw_messages, received_all
 from tests.support.cli import command
-from tests.support.fakes.dead_letters import dead_letter
 from tests.support.policies import in_force
 
 REGION = "eu-west-1"

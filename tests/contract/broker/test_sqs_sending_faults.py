@@ -20,10 +20,10 @@ from qdo.brokers.sqs import sender as sqs_sending
 from qdo.brokers.sqs.broker import SqsBroker
 from qdo.brokers.sqs.codec import make_position
 from qdo.errors import PartialSendError, QdoError
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.aws.clients import client
 from tests.support.aws.fault_proxy import Proxy
 from tests.support.aws.messages import raw_messages
-from tests.support.fakes.dead_letters import dead_letter
 from tests.support.processes import wait_until
 
 REGION = "eu-west-1"

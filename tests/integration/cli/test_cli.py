@@ -27,10 +27,10 @@ from qdo.coordination.znodes.queue_node import QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.coordination.znodes.worker_node import WorkerNode, encode_queues
 from qdo.errors import DatabaseFullError, QueueNameError
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.cli import Ended, Run
 from tests.support.commands import COMMANDS
 from tests.support.coordinator_process import connected
-from tests.support.fakes.dead_letters import dead_letter
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

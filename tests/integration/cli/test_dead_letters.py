@@ -22,8 +22,8 @@ from qdo.cli.main import qdo
 from qdo.errors import DatabaseFullError
 from qdo.ops import dead_letters as ops
 from qdo.positions import message_id
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.cli import Ended, Run
-from tests.support.fakes.dead_letters import dead_letter
 from tests.support.fakes.hostile_content import BODIES, HEADERS
 
 FIRST = 135471512647131000

@@ -27,10 +27,10 @@ from qdo.history.recorder import Recorder
 from qdo.history.writer import HistoryWriter
 from qdo.message import Message
 from qdo.queues import QueueFilter
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.cli import Run
 from tests.support.commands import COMMANDS
 from tests.support.coordinator_process import connected
-from tests.support.fakes.dead_letters import dead_letter
 from tests.support.fakes.hostile_text import HOSTILE, HOSTILE_NAME, TEXT, unsafe
 
 POSITION = 135471512647131000

@@ -21,8 +21,8 @@ from qdo.brokers.sqs.dead_letter_codec import (
 )
 from qdo.brokers.sqs.url import MAX_SQS_MESSAGE
 from qdo.errors import UnsupportedError
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.aws.messages import received_message
-from tests.support.fakes.dead_letters import dead_letter
 
 POSITION = make_position(10**17, 77, 123456789)
 LETTER = dead_letter("a.fifo", POSITION)

@@ -1,64 +1,118 @@
-"""Brokers of every kind as their owners see them: the same words, whatever stands behind."""
+"""What the contracts need of a broker: fixtures, and the owner of a queue.
+
+A package with a broker names this module in `pytest_plugins`, defines the fixture `broker_url`, and
+imports the tests of each contract that its broker keeps::
+
+    pytest_plugins = ["qdo.testing.contracts.fixtures"]
+    from qdo.testing.contracts.owners import *  # every broker
+    from qdo.testing.contracts.logs import *  # positions are times
+    from qdo.testing.contracts.dead_letters import *
+    from qdo.testing.contracts.options import *  # delays and deduplication
+    from qdo.testing.contracts.deletion import *  # queues that workers delete
+"""
 
 from __future__ import annotations
 
-import contextlib
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import gevent
 import pytest
 
 from qdo.brokers.base import Broker, Outgoing, Reader, Row, Subscription
+from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.registry import open_broker
-from qdo.testing.memory_broker import MemoryBroker, MemoryStore
-from tests.support.brokers import ADDRESSES
 
 WAIT_SECONDS = 20.0
+DEAD_AT = 1_700_000_000.5
+
+
+@pytest.fixture
+def broker_url() -> str:
+    """Return the address of an empty broker; each package defines this fixture."""
+    pytest.fail("define a fixture broker_url that returns the address of an empty broker")
+
+
+@pytest.fixture
+def connect(broker_url: str) -> Iterator[Callable[..., Broker]]:
+    """Open further connections to the broker, as other processes would."""
+    opened: list[Broker] = []
+
+    def connect(app: str = "app") -> Broker:
+        opened.append(open_broker(broker_url, app))
+        return opened[-1]
+
+    yield connect
+    for broker in opened:
+        broker.close()
+
+
+@pytest.fixture
+def broker(connect: Callable[..., Broker]) -> Broker:
+    return connect()
+
+
+@pytest.fixture
+def only_wakeups() -> None:
+    """Let listeners look when they are woken, or a message is due, and else once an hour."""
+
+
+@pytest.fixture
+def rows() -> Callable[[Broker, str], list[Row]]:
+    """Return the waiting messages of a queue, in order."""
+    return lambda broker, queue: [Row(*each) for each in broker.reader(queue, 0).fetch(100)]
+
+
+@pytest.fixture
+def made(broker_url: str, connect: Callable[..., Broker]) -> BrokerSetup:
+    return BrokerSetup(connect, broker_url)
+
+
+@pytest.fixture
+def owner(made: BrokerSetup) -> Iterator[Callable[..., QueueOwner]]:
+    """Create owners of queues, on their own connections; they leave at the end."""
+    owners: list[QueueOwner] = []
+
+    def make(number: int = 0, after: int = 0, unconfirmed: tuple[str, ...] = ()) -> QueueOwner:
+        owners.append(QueueOwner(made.connect(), made.queue(number), after, unconfirmed))
+        return owners[-1]
+
+    yield make
+    for each in owners:
+        each.leave()
 
 
 class BrokerSetup:
-    """One broker of a kind, and further connections to it.
+    """One broker, and further connections to it.
 
+    :param connect: opens a connection, as another process would.
+    :param url: the address; "" for a broker without one.
+    :param queue: returns the name of a queue, given its number.
     :ivar ordered: messages of a queue come in the order in which they were sent.
     """
 
-    def __init__(self, kind: str, url: str, store: MemoryStore | None = None) -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        connect: Callable[[], Broker],
+        url: str,
+        ordered: bool = True,
+        queue: Callable[[int], str] = "q{}".format,
+    ) -> None:
+        self.connect = connect
         self.url = url
-        self.ordered = kind != "sqs-standard"
-        self._store = store
-        self._opened: list[Broker] = []
-        self.broker = self.connect()
-
-    def connect(self) -> Broker:
-        """Open a further connection, as another process would."""
-        if self._store is not None:
-            self._opened.append(MemoryBroker(self._store, "app"))
-        else:
-            self._opened.append(open_broker(self.url, "app"))
-        return self._opened[-1]
-
-    def queue(self, number: int) -> str:
-        """Return the name of a queue."""
-        if self.kind == "kinesis":
-            return f"shardId-{number:012d}"
-        return f"q{number}.fifo" if self.kind == "sqs-fifo" else f"q{number}"
+        self.ordered = ordered
+        self.queue = queue
+        self.broker = connect()
 
     def send(self, number: int, *bodies: bytes, key: str | None = None) -> list[str]:
         """Send bodies to a queue; return their ids."""
         queue = self.queue(number)
         return self.broker.send_many([Outgoing(queue, body, key) for body in bodies])
 
-    def close(self) -> None:
-        for broker in self._opened:
-            broker.close()
-
 
 class QueueOwner:
-    """Who has a queue: fetches as the engine does.
+    """The owner of a queue, which fetches as the engine does.
 
     :param after: position after which it begins, as the owner before it recorded.
     :param unconfirmed: the same of messages that are done and may come again.
@@ -146,14 +200,17 @@ def recorded(broker: Broker, position: int) -> int:
     return positions.resume_after(positions.to_time(position), positions.to_text(position))
 
 
-@contextlib.contextmanager
-def bench(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[BrokerSetup]:
-    """Give a broker of a kind, with two queues that may be used."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    store = MemoryStore() if kind == "memory" else None
-    url = "" if kind == "memory" else ADDRESSES[kind](folder, name, request)
-    made = BrokerSetup(kind, url, store)
-    try:
-        yield made
-    finally:
-        made.close()
+def dead_letter(queue: str = "q", position: int = 1, **changed: Any) -> DeadLetterRecord:
+    """Return a dead letter whose fields are all set, but for those that are given."""
+    values: dict[str, Any] = {
+        "body": b'{"n":1}',
+        "key": "k",
+        "headers": '{"a":"b"}',
+        "error": "ValueError: no",
+        "traceback": "Traceback ...",
+        "attempts": 10,
+        "worker": "worker-0000000001",
+        "fence": 42,
+        "dead_at": DEAD_AT,
+    }
+    return DeadLetterRecord(queue, position, **{**values, **changed})
