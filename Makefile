@@ -28,7 +28,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-rest smoke soak audit bench docs screenshots lint types clean python zookeeper postgresql deployment browser
+.PHONY: help demo check test test-rest smoke soak audit bench docs screenshots lint types clean python zookeeper postgresql redis deployment browser
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,6 +47,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q --processes 3 $(or $(FILES),$(QUICK))
 
 REQUIRED := TESTS_REQUIRE_ZOOKEEPER=1 TESTS_REQUIRE_POSTGRESQL=1 TESTS_REQUIRE_CHROMIUM=1
+REQUIRED += TESTS_REQUIRE_REDIS=1
 PYTEST = $(REQUIRED) TMPDIR=$$(bash .ci/prepare scratch) $(BIN)/python -m pytest
 # Failed items run once more, alone: a machine that stalls makes some of ten thousand fail.
 AGAIN = -p tests.support.runs.second_runs --unstable $(VENV)/unstable-$@.log
@@ -57,7 +58,7 @@ BESIDE := $(VENV)/beside.log
 # `make test COSTS=--write-costs` accepts what folders of tests cost now.
 COSTS := --costs
 COSTS_TABLE := tests/golden/costs.txt
-test: $(STAMP) zookeeper postgresql deployment
+test: $(STAMP) zookeeper postgresql redis deployment
 	@$(MAKE) --no-print-directory lint docs >$(BESIDE) 2>&1 & \
 	$(PYTEST) $(WHOLE) $(COSTS) $(COSTS_TABLE) --level test --fuzz 100 --histories 100; tests=$$?; \
 	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
@@ -66,7 +67,7 @@ test: $(STAMP) zookeeper postgresql deployment
 # them. An installed qdo is tried beside.
 SEEDED := tests/unit/brokers/test_fuzz.py tests/unit/test_fuzz_readers.py tests/simulation
 SEEDED += tests/contract/streams/test_machine.py
-test-rest: $(STAMP) zookeeper postgresql deployment browser
+test-rest: $(STAMP) zookeeper postgresql redis deployment browser
 	@$(MAKE) --no-print-directory help smoke >$(BESIDE) 2>&1 & \
 	$(PYTEST) $(WHOLE) --level rest && $(PYTEST) -q --processes 3 $(SEEDED); tests=$$?; \
 	wait $$! || { cat $(BESIDE); exit 1; }; exit $$tests
@@ -123,6 +124,9 @@ zookeeper:
 	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 postgresql:
+	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
+
+redis:
 	@bash .ci/prepare $@ && echo "$@: installed; nothing was started"
 
 deployment:

@@ -69,6 +69,7 @@ TEST = [
     *TRACING,
     "opentelemetry-sdk>=1.30,<2",  # exports the spans of tests
     "moto[s3,server]>=5.2,<6",
+    "redis>=8.1,<9",  # docs/examples/redis_streams uses it
     "aws-kinesis-agg>=1.2.3,<2",  # packs records as producers do; reads them less well than qdo
     "six>=1.16,<2",  # which aws-kinesis-agg imports and does not name
     "standardwebhooks>=1.1,<2",  # verifies what qdo.programs.webhook signs

@@ -4,7 +4,8 @@ Public are the names of `qdo` and of `qdo.settings`, `qdo.positions`, `qdo.error
 `qdo.idempotency`, `qdo.state`, `qdo.outbox`, `qdo.ingest`, `qdo.tracing`, `qdo.testing`,
 `qdo.dashboard`, `qdo.contrib.django` and `qdo.contrib.starlette`, and for tools those that the
 documentation of `qdo.ops.dead_letters`, `qdo.coordination.client` and
-`qdo.coordination.queue_admin` lists. Everything else is private and may change in any version.
+`qdo.coordination.queue_admin` lists. Packages with brokers use `qdo.brokers` and the modules of
+`qdo.testing.contracts`. Everything else is private and may change in any version.
 
 This module imports names at first use, so a program that only sends does not load the worker.
 """

@@ -46,6 +46,7 @@ LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 FACADES = {
     *("__init__.py", "settings/__init__.py", "testing/__init__.py", "dashboard/__init__.py"),
+    "brokers/__init__.py",
     "contrib/django/__init__.py",
 }
 """The packages that users import from. The `__init__.py` of every other package is empty."""

@@ -17,7 +17,7 @@ import pytest
 
 CHECK, TEST, REST = "check", "test", "rest"
 SELECTED = {CHECK: {CHECK}, TEST: {CHECK, TEST}, REST: {REST}}
-COSTLY = {"zookeeper", "postgresql", "aws", "processes", "slow"}
+COSTLY = {"zookeeper", "postgresql", "aws", "redis", "processes", "slow"}
 """Marks of items that `make check` leaves out."""
 SEVERAL_PARTS = "tests/integration/"
 """Tests of several parts: `make check` leaves them out, too."""

@@ -4,6 +4,7 @@
 zookeeper  uses a ZooKeeper server
 postgresql uses a PostgreSQL server
 aws        uses a server that speaks AWS's protocols
+redis      uses a Redis server
 processes  starts processes
 slow       takes more than two seconds; set by hand
 ========== =====================================================================
@@ -25,6 +26,7 @@ MARKS = {
     "zookeeper": "uses a ZooKeeper server",
     "postgresql": "uses a PostgreSQL server",
     "aws": "uses a server that speaks AWS's protocols",
+    "redis": "uses a Redis server",
     "processes": "starts processes",
     "slow": "takes more than two seconds",
     "long(reason)": "only `make test-rest` runs it",
@@ -40,9 +42,13 @@ SERVERS = {
     "moto_server": "aws",
     "sqs_stub": "aws",
     "kinesis_process": "aws",
+    "redis_server": "redis",
 }
 """Fixtures that start a server."""
-ONE_PROCESS = ("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "postgresql_server")
+ONE_PROCESS = (
+    *("zookeeper_server", "zookeeper_ensemble", "secure_zookeeper", "postgresql_server"),
+    "redis_server",
+)
 """Fixtures whose tests run in one process, so that these servers start once a run."""
 TOGETHER = {
     "tests/unit/docs/test_reference.py": "reference",
@@ -137,7 +143,11 @@ def _kind(item: pytest.Item) -> int:
         return 1
     if item.get_closest_marker("processes"):
         return 2
-    return 3 if any(map(item.get_closest_marker, ("aws", "zookeeper", "postgresql"))) else COMPUTES
+    return (
+        3
+        if any(map(item.get_closest_marker, ("aws", "zookeeper", "postgresql", "redis")))
+        else COMPUTES
+    )
 
 
 def marks_of(item: pytest.Item) -> set[str]:
