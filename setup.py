@@ -55,18 +55,12 @@ TRACING = ["opentelemetry-api>=1.30,<2"]
 DASHBOARD = ["flask>=3.1.1,<3.2", "werkzeug>=3.1.4,<4", "jinja2>=3.1.6,<4"]
 # The database of the project is the broker, and the admin has the dashboard.
 DJANGO = ["django>=5.2,<6.1", *POSTGRESQL, *DASHBOARD]
+# All that a module of qdo outside of contrib imports. Frameworks stay with their apps.
+ALL = [*AWS, *DASHBOARD, *ENCRYPTION, *HTTP, *METRICS, *POSTGRESQL, *SASL, *SQL, *TRACING]
 DOCS = ["sphinx>=8.1,<9.1", "furo>=2025.9.25,<2026"]
 TEST = [
-    *AWS,
-    *DASHBOARD,
+    *ALL,  # ENCRYPTION makes certificates for servers of tests, too
     *DJANGO,
-    *ENCRYPTION,  # makes certificates for servers of tests, too
-    *HTTP,
-    *METRICS,
-    *POSTGRESQL,
-    *SASL,
-    *SQL,
-    *TRACING,
     "opentelemetry-sdk>=1.30,<2",  # exports the spans of tests
     "moto[s3,server]>=5.2,<6",
     "redis>=8.1,<9",  # docs/examples/redis_streams uses it
@@ -104,7 +98,8 @@ TEST = [
 ]
 
 setup(
-    name="qdo",
+    # The package is `qdo`. On PyPI that name belongs to a program of 2012.
+    name="qdo-queues",
     version=version(),
     description="Shares many ordered queues out to a fleet of workers, each queue to one at a time",
     long_description=read("README.rst") if (HERE / "README.rst").exists() else "",
@@ -125,6 +120,7 @@ setup(
     },
     install_requires=REQUIRES,
     extras_require={
+        "all": ALL,
         "aws": AWS,
         "dashboard": DASHBOARD,
         "django": DJANGO,

@@ -14,7 +14,7 @@ recognize both cases, with a proof in the transaction of the write. There are tw
 Apps may share a table, because its key contains the name of the app (`message.app`). Both kinds
 work in a transaction of the app, with a SQLAlchemy session or connection, or a connection of
 psycopg 3 or of the standard library's sqlite3. SQLite and PostgreSQL use the same SQL. qdo imports
-SQLAlchemy only for SQLAlchemy's sessions (``pip install -e '.[sql]'``).
+SQLAlchemy only for SQLAlchemy's sessions (``pip install 'qdo-queues[sql]'``).
 """
 
 from __future__ import annotations

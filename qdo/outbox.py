@@ -18,7 +18,7 @@ successor has started.
 If the broker refuses a row, the row stays in the table with the reason, and the relay sends later
 rows. Apps may share a table. Each app relays only its own rows.
 
-An outbox needs SQLAlchemy (``pip install -e '.[sql]'``), and a broker that deduplicates.
+An outbox needs SQLAlchemy (``pip install 'qdo-queues[sql]'``), and a broker that deduplicates.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ _ERROR_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}(Error|Exception|Exit|Interrupt|T
 
 def how_to_install(extra: str) -> str:
     """Return the remedy for a missing library that an optional part of qdo needs."""
-    return f"run pip install -e '.[{extra}]' in the clone of qdo"
+    # pip takes the installed qdo, from a clone or a wheel, and adds the libraries of the extra.
+    return f"run pip install 'qdo-queues[{extra}]'"
 
 
 def printable(text: str) -> str:

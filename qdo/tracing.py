@@ -1,4 +1,4 @@
-"""Records spans of OpenTelemetry. Run ``pip install -e '.[tracing]'``, then call ``trace(app)``.
+"""Records spans of OpenTelemetry. Call ``trace(app)`` after ``pip install 'qdo-queues[tracing]'``.
 
 Messages carry the context of their sender in the headers `traceparent` and `tracestate` (W3C Trace
 Context). A job has a separate span with a link to the sender's span, because a message may wait for

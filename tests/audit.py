@@ -52,7 +52,7 @@ def lowest(requirements: Iterable[str]) -> dict[str, str]:
 def installed() -> dict[str, str]:
     """Return the version of each package of this environment, without qdo itself."""
     found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
-    return {name: found[name] for name in sorted(found) if name != "qdo"}
+    return {name: found[name] for name in sorted(found) if name != "qdo-queues"}
 
 
 def look_up(program: str, versions: Mapping[str, str]) -> Lookup:
@@ -86,7 +86,7 @@ def _plain(name: str) -> str:
 
 def main(program: str) -> int:
     """Look up both, print what was found, and return the exit code."""
-    bounds = lowest(metadata.requires("qdo") or ())
+    bounds = lowest(metadata.requires("qdo-queues") or ())
     built_with = re.search(r"setuptools>=[0-9.]+", (ROOT / "pyproject.toml").read_text())
     bounds |= lowest([built_with[0]] if built_with else ())
     code = 0

@@ -20,8 +20,6 @@ from tests.support.paths import ROOT
 
 _SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 VERSIONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', _SETUP)
-EXTRAS = "aws,dashboard,encryption,http,metrics,postgresql,sasl,sql,tracing"
-"""All that modules of qdo import."""
 FOLDER = ROOT / ".smoke"
 SOURCES = (
     "src",
@@ -138,10 +136,10 @@ def build(folder: Path) -> Path:
         else:
             shutil.copy(ROOT / name, copy / name)
     _run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", folder, cwd=copy)
-    (sdist,) = folder.glob("qdo-*.tar.gz")
+    (sdist,) = folder.glob("qdo_queues-*.tar.gz")
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
     _run(*pip, sdist, cwd=folder)
-    (wheel,) = folder.glob("qdo-*.whl")
+    (wheel,) = folder.glob("qdo_queues-*.whl")
     return wheel
 
 
@@ -152,7 +150,7 @@ def install(python: str, version: str, wheel: Path) -> Path:
     if not (programs / "pip").exists():
         _run(python, "-m", "venv", "--clear", home, cwd=ROOT)
     pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    _run(*pip, f"{wheel}[{EXTRAS}]", "pytest", cwd=ROOT)
+    _run(*pip, f"{wheel}[all]", "pytest", cwd=ROOT)
     _run(*pip, "--force-reinstall", "--no-deps", wheel, cwd=ROOT)
     return programs
 

@@ -20,7 +20,7 @@ Positions of Kinesis are longer than timestamps, and so are the file names. With
 a new position in every delivery. A message that runs again after a crash is then stored twice, and
 readers recognize it by its id.
 
-S3 needs ``pip install -e '.[aws]'``. boto3 finds the credentials in its usual way.
+S3 needs ``pip install 'qdo-queues[aws]'``. boto3 finds the credentials in its usual way.
 """
 
 from __future__ import annotations

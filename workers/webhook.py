@@ -14,7 +14,7 @@ how the attempt ends:
   the backoff of the failure policy. Until then the queue waits.
 - any other response, including redirects: a dead letter, because a retry would also fail.
 
-Needs ``pip install -e '.[http]'``.
+Needs ``pip install 'qdo-queues[http]'``.
 """
 
 from __future__ import annotations

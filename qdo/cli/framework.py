@@ -32,6 +32,8 @@ Exit codes:
 INTERRUPTED = 130
 # Option of `qdo send`. With this option, BODY may be any bytes.
 RAW = "--raw"
+# The libraries of other projects that most faults concern.
+_LIBRARIES = ("gevent", "kazoo", "psycopg", "boto3")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -166,5 +168,29 @@ class LazyGroup(click.Group):
                 )
 
 
+def _show_versions(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    import platform  # these take 30 ms, which --help needs not
+    from importlib import metadata
+
+    click.echo(f"{ctx.info_name} {__version__}")
+    click.echo(f"Python {platform.python_version()} on {platform.platform()}")
+    for name in _LIBRARIES:
+        try:
+            click.echo(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            click.echo(f"{name} not installed")
+    ctx.exit()
+
+
 def version_option(function: _Function) -> _Function:
-    return click.version_option(__version__, "--version", message="%(prog)s %(version)s")(function)
+    """Add ``--version``, which shows the versions that a report of a fault needs."""
+    return click.option(
+        "--version",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_show_versions,
+        help="Show the versions of qdo and of its platform, and exit.",
+    )(function)

@@ -331,13 +331,14 @@ class Settings(AppSettings):
     history: str = setting(
         "",
         "where workers record what they did, for `qdo history`: sqlite:PATH or "
-        "postgresql://USER@HOST/DATABASE; without, nowhere; needs pip install -e '.[sql]'",
+        "postgresql://USER@HOST/DATABASE; without, nowhere; needs pip install 'qdo-queues[sql]'",
         history_error,
     )
     http: str = setting(
         "",
         "address at which qdo-worker serves /metrics, /healthz and /readyz: HOST:PORT or "
-        "[IPV6]:PORT; without, nowhere; it has no password; needs pip install -e '.[metrics]'",
+        "[IPV6]:PORT; without, nowhere; it has no password; "
+        "needs pip install 'qdo-queues[metrics]'",
         checks.listen_address,
     )
     doorbell: bool = setting(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import platform
 import re
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import qdo
 from qdo import App
 from qdo.brokers.base import Broker
 from qdo.brokers.embedded.broker import EmbeddedBroker
@@ -431,7 +434,12 @@ def test_help_tells_commands_and_exit_codes(cli: Run) -> None:
     bare = cli()
     assert (bare.code, bare.out) == (2, "")
     assert "Send and look:" in bare.err
-    assert cli("--version").out.startswith("qdo ")
+    program, python, *libraries = cli("--version").out.splitlines()
+    assert program == f"qdo {qdo.__version__}"
+    assert python.startswith(f"Python {platform.python_version()} on Linux")
+    named = [line.split(" ")[0] for line in libraries]
+    assert named == ["gevent", "kazoo", "psycopg", "boto3"]
+    assert f"kazoo {metadata.version('kazoo')}" in libraries
 
 
 def test_debug_shows_where_an_error_came_from(cli: Run) -> None:

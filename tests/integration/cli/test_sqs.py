@@ -169,7 +169,7 @@ def test_without_what_it_needs(tmp_path: Path, url: str, module: str) -> None:
         f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'qdo'; "
         "from qdo.cli.main import main; main()"
     )
-    for options, words in (("", "pip install -e '.[aws]'"), ("?x=1", "'x'")):
+    for options, words in (("", "'qdo-queues[aws]'"), ("?x=1", "'x'")):
         arguments = ("send", "--app", "a", "--broker", url + options, "s", "1")
         assert words in command("-c", code, *arguments, cwd=tmp_path).refusal(2)
 

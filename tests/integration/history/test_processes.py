@@ -125,4 +125,4 @@ def test_a_missing_library_is_named(desk: HistoryDesk) -> None:
     (desk.folder / "sqlalchemy.py").write_text("raise ImportError('it is not installed')\n")
     path = f"{desk.folder}:{':'.join(sys.path)}"
     proc = desk.start(jobs(), "--burst", PYTHONPATH=path, **ENV)
-    assert (proc.wait(), "pip install -e '.[sql]'" in proc.output) == (2, True), proc.output
+    assert (proc.wait(), "'qdo-queues[sql]'" in proc.output) == (2, True), proc.output

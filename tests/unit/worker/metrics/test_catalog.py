@@ -59,4 +59,4 @@ def test_a_missing_library_is_an_error_with_its_remedy(monkeypatch: pytest.Monke
     with pytest.raises(SettingsError) as caught:
         catalog.check_library()
     assert caught.value.details["name"] == "http"
-    assert "pip install -e '.[metrics]'" in str(caught.value)
+    assert "'qdo-queues[metrics]'" in str(caught.value)
