@@ -232,11 +232,15 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A client's TLS, account and rights; without `rights`, nodes are open to everyone."""
+    """A client's TLS, account and rights; without `rights`, nodes are open to everyone.
+
+    :ivar app: the name of the app in lists of connections; "-" if unknown.
+    """
 
     tls: Tls | None = None
     account: Account | None = None
     rights: NodeRights | None = None
+    app: str = "-"
 
     def options(self) -> dict[str, Any]:
         return self.account.options() if self.account is not None else {}

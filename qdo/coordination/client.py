@@ -360,7 +360,9 @@ class Client(KazooClient):
             from qdo.coordination.sql.connection import StoreConnection, opener
 
             timeout = float(cast(Any, self)._session_timeout) / 1000
-            server, opened = opener(address.path, address.database, timeout, for_people=may_look_on)
+            server, opened = opener(
+                address.path, address.database, timeout, access.app, for_people=may_look_on
+            )
             self._connection = StoreConnection(self, retry, server, opened, logger=self.logger)
 
     def _call(self, request: Any, async_object: Any) -> Any:

@@ -224,16 +224,18 @@ def connect(
     address: SchemaAddress,
     make_poll: Callable[[], Any] = native_poll,
     seconds: float | None = None,
+    name: str = "qdo",
 ) -> PostgresqlConnection:
     """Return a connection to the first server that accepts it, or raise the last error.
 
     :param seconds: the maximum duration of connecting and of each statement; None: the default.
+    :param name: the `application_name`, which `pg_stat_activity` shows.
     """
     deadline = time.monotonic() + (CONNECT_SECONDS if seconds is None else seconds)
     for left in range(len(address.conninfos), 0, -1):
         share = max(0.0, deadline - time.monotonic()) / left  # a host that is down does not respond
         try:
-            connection = _connect(address.conninfos[-left], make_poll, share)
+            connection = _connect(address.conninfos[-left], make_poll, share, name)
             break
         except psycopg.OperationalError:
             if left == 1:
@@ -252,10 +254,13 @@ def connect(
     return connection
 
 
-def _connect(conninfo: str, make_poll: Callable[[], Any], patience: float) -> PostgresqlConnection:
+def _connect(
+    conninfo: str, make_poll: Callable[[], Any], patience: float, name: str
+) -> PostgresqlConnection:
     deadline = time.monotonic() + patience
     if conninfo in _passwords:
         conninfo += f"&password={quote(_passwords[conninfo], safe='')}"
+    conninfo += f"&application_name={quote(name, safe='')}"
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     state: int = pq.PollingStatus.WRITING
     while state != pq.PollingStatus.OK:
@@ -318,6 +323,7 @@ class PostgresqlSession:
     """Opens a connection at the first use, and again after a loss. For one thread.
 
     :param prepare: a function of each new connection.
+    :param name: the `application_name` of each.
     :ivar connection: the open connection, or None.
     """
 
@@ -329,10 +335,12 @@ class PostgresqlSession:
         address: SchemaAddress,
         prepare: Callable[[PostgresqlConnection], None] = lambda connection: None,
         make_poll: Callable[[], Any] = native_poll,
+        name: str = "qdo",
     ) -> None:
         self._address = address
         self._make_poll = make_poll
         self._prepare = prepare
+        self._name = name
         self.connection: PostgresqlConnection | None = None
         self._role = ""
 
@@ -367,7 +375,7 @@ class PostgresqlSession:
         if self.connection is not None and _has_ended(self.connection, self._make_poll()):
             self.close()
         if self.connection is None:
-            connection = connect(self._address, self._make_poll)
+            connection = connect(self._address, self._make_poll, name=self._name)
             self._role = connection.info.user
             try:
                 if not self._address.pooled:

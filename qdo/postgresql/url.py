@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -22,7 +23,6 @@ LIBPQ = (
 _DEFAULTS = {
     "target_session_attrs": "read-write",
     "tcp_user_timeout": "30000",
-    "application_name": "qdo",
     "client_encoding": "UTF8",
 }
 
@@ -46,6 +46,11 @@ def postgresql_address(url: str, setting: str = "broker") -> SchemaAddress:
         return _parsed(url)
     except SettingsError as error:
         raise SettingsError(name=setting, reason=error.details["reason"]) from error
+
+
+def connection_name(app: str, purpose: str) -> str:
+    """Return the `application_name` of a connection, such as "qdo shop reader on worker-1"."""
+    return f"qdo {app} {purpose} on {socket.gethostname()}"
 
 
 def split_chroot(url: str) -> tuple[str, str]:

@@ -56,7 +56,8 @@ def coordinator_access(settings: Settings, layout: Layout) -> Access:
                 "coordinator_cert and coordinator_key must be PEM files, and the key must fit the "
                 "certificate and have no password",
             ) from error
-    return Access(tls, account, _rights(settings, layout, account))
+    app = layout.root.rpartition("/")[2]
+    return Access(tls, account, _rights(settings, layout, account), app)
 
 
 def _fault(settings: Settings, name: str, reason: str) -> SettingsError:

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.aws.clients import client
-from tests.support.doc_pages import DOCS, Block, Shell, blocks, read, steps
+from tests.support.doc_pages import DOCS, Block, Shell, blocks, read, steps, table
+from tests.support.postgresql.server import SUPERUSER
 from tests.support.zookeeper import free_ports
 
 # Text that differs from run to run, and its replacement in a comparison.
@@ -261,30 +263,88 @@ def test_the_start_with_postgresql_happens_as_shown(shell: Shell, bare_database_
 
 
 COUNT = '''
-import os, psycopg, qdo
+import collections, json, os, time, psycopg, qdo
 app = qdo.App("count")
 COUNT = """
-SELECT count(*) FROM pg_stat_activity
+SELECT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND application_name <> 'count'
 """
 
-@app.job()
-def job(message, context):
-    app.send("done", 1)
+def show(purpose):
     with psycopg.connect(os.environ["QDO_BROKER"], application_name="count") as db:
-        print(db.execute(COUNT).fetchone()[0])
+        names = [name for (name,) in db.execute(COUNT)]
+    assert all(name.startswith("qdo count ") for name in names), names
+    print(purpose, json.dumps(collections.Counter(name.split()[2] for name in names)), flush=True)
+
+@app.job("pool", pool=True)
+def pool(request, context):
+    show("begin")
+    app.send("done", 1)
+    show("send")
+    app.documents("d").put("k", 1)
+    show("documents")
+    app.send("apart", 1)
+
+@app.job("apart", executor="process")
+def apart(message, context):
+    app.send("done", 1)
+    show("process")
+
+@app.job("done")
+def done(message, context): ...
+
+if __name__ == "__main__":
+    app.request("pool", 1)
+    show("sender")
 '''
 """Counts without its own connections: the server may list one for a while after its end."""
 
 
 def test_a_process_has_the_connections_of_the_page(shell: Shell, bare_database_url: str) -> None:
-    (most,) = re.findall(r"qdo itself holds up to (\d+) more", read("hooks"))
+    """Each step of a worker process adds the connections of a row; their names tell the purpose."""
+    rows = list(table("production", "connections").values())
+    added = [(int(cells[1]), sorted(re.findall(r"\w+", cells[2]))) for cells in rows]
+    assert [each[0] for each in added] == [len(each[1]) for each in added]
     shell.write("count.py", COUNT)
-    setting = f"export QDO_APP=count:app QDO_BROKER={bare_database_url} QDO_COORDINATOR=sqlite:c.db"
-    shell.run(f"{setting}; qdo admin broker init; qdo send q 1")
-    found = shell.run(f"{setting}; qdo-worker {WORK} --max-messages 5").split()
-    assert found
-    assert max(map(int, found)) == int(most)
+    setting = f"export QDO_APP=count:app QDO_BROKER={bare_database_url}"
+    shell.run(f"{setting}; qdo admin broker init")
+    found = shell.run(f"{setting}; python count.py") + shell.run(f"{setting}; qdo-worker {WORK}")
+    lines = dict(line.split(" ", 1) for line in found.splitlines())
+    counts = {step: Counter(json.loads(text)) for step, text in lines.items()}
+    assert sorted(counts["sender"].elements()) == added[5][1]
+    expected: Counter[str] = Counter()
+    for step, (_, purposes) in zip(("begin", "send", "documents", "process"), added, strict=False):
+        expected.update(purposes)
+        assert counts[step] == expected, step
+
+
+def test_the_roles_of_production_happen_as_shown(shell: Shell, bare_database_url: str) -> None:
+    """Three roles of a new database; its server, and their names, belong to the test."""
+    page = list(blocks(read("production")))
+    write_files(shell, *page)
+    server, _, database = bare_database_url.rpartition("/")
+    host = server.rpartition("@")[2].rpartition("/")[2]
+    address, port = host.split(":")
+
+    def own(command: str) -> str:
+        for shown, used in (
+            (
+                r"^createdb .*",
+                f'psql -qc "ALTER DATABASE {database} OWNER TO {database}_owner" {database}',
+            ),
+            ("createuser shop_", f"createuser {database}_"),
+            (r"shop_(?=\w+[@ ])", f"{database}_"),
+            (r"/dev/null shop$", f"/dev/null {database}"),
+            ("@db.example/shop", f"@{host}/{database}"),
+        ):
+            command = re.sub(shown, used, command)
+        return command
+
+    setting = f"export PGHOST={address} PGPORT={port} PGUSER={SUPERUSER}"
+    roles, use = [each for each in page if each.options.get("class") == "production"]
+    exported = own(dict(enumerate(steps(roles)))[2][0])
+    happens(shell, steps(roles), f"{setting}; {exported}", own)
+    assert happens(shell, steps(use), setting, own) == 3
 
 
 def test_a_fenced_write_counts_every_message_once(shell: Shell) -> None:

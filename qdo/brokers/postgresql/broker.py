@@ -86,9 +86,12 @@ WHERE inhparent = '{schema}.messages'::regclass
 # The number of connections for ordinary roles; PostgreSQL 16 may reserve some for other roles.
 _MOST = """
 SELECT most - current_setting('superuser_reserved_connections')::integer
-    - coalesce(current_setting('reserved_connections', true)::integer, 0), most
+    - coalesce(current_setting('reserved_connections', true)::integer, 0), most,
+    (SELECT count(usesysid) FROM pg_stat_activity)
 FROM current_setting('max_connections') AS named(text), CAST(text AS integer) AS most
 """
+# The share of connections in use from which `qdo doctor` and starting workers warn.
+FULL_SHARE = 0.8
 # The age at which `qdo doctor` reports an open transaction. Only some roles can see the ages of
 # transactions of other roles.
 OPEN_SECONDS = 60.0
@@ -179,16 +182,26 @@ class PostgresqlCatalog(QueueCatalog):
 
     def connection_warnings(self, concurrency: Sequence[int]) -> list[str]:
         # qdo does not know how many connections each job opens to this server, if any.
-        most, limit = self._fetches.run(lambda sql: sql.execute(_MOST).fetchone()) or (0, 0)
+        asked = self._fetches.run(lambda sql: sql.execute(_MOST).fetchone())
+        most, limit, used = asked or (0, 0, 0)
         jobs = sum(concurrency)
+        warnings = []
+        if used > FULL_SHARE * most:
+            warnings = [
+                f"{used} of the {most} connections of the PostgreSQL server are in use"
+                f" (max_connections {limit}): without a free one, senders and commands fail and"
+                " workers wait; `application_name` in pg_stat_activity names the users;"
+                " raise max_connections, or run fewer processes"
+            ]
         if jobs <= most:
-            return []
+            return warnings
         parts = (f"{count} x {places}" for places, count in Counter(concurrency).items())
         return [
+            *warnings,
             f"{jobs} jobs may run at once (processes x concurrency: {' + '.join(parts)}), and the"
             f" PostgreSQL server has {most} connections for all roles (max_connections {limit}):"
             " if each job opens its own there, some fail; let the jobs of a process share a pool"
-            " of connections, lower concurrency, or raise max_connections"
+            " of connections, lower concurrency, or raise max_connections",
         ]
 
     def _open(self, connection: PostgresqlConnection) -> list[str]:

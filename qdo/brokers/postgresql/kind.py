@@ -9,7 +9,7 @@ from typing import Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.registry import BrokerKind, BrokerSchema, missing_library, parse_error
-from qdo.postgresql.url import SchemaAddress, postgresql_address
+from qdo.postgresql.url import SchemaAddress, connection_name, postgresql_address
 
 
 def _loaded(url: str) -> tuple[SchemaAddress, Any, Any]:
@@ -62,7 +62,7 @@ def _connector(url: str) -> Callable[[], Any]:
     address, session, _ = _loaded(url)
 
     def open_connection() -> Any:
-        connection = session.connect(address)
+        connection = session.connect(address, name=connection_name("-", "history"))
         connection.execute("RESET search_path")  # the statements name no schema
         connection.autocommit = False
         return connection

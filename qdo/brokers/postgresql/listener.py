@@ -38,7 +38,7 @@ from qdo.brokers.postgresql.writer import REQUESTS
 from qdo.errors import FailureKind, QdoError
 from qdo.positions import format_position
 from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession, loop_poll
-from qdo.postgresql.url import SchemaAddress
+from qdo.postgresql.url import SchemaAddress, connection_name
 from qdo.refusals import failure_kind
 from qdo.system.clock import clock
 from qdo.system.logs import RetryLog
@@ -167,7 +167,8 @@ class NotificationListener:
         self._advance_statement = f"SELECT {schema}.advance(%s)"
         self._channel_statement = f"SELECT {schema}.channel(%s)"
         self._notify_statement = f"SELECT pg_notify({schema}.channel(%s), '')"
-        self._session = PostgresqlSession(address, self._prepare, loop_poll)
+        name = connection_name(app, "listener")
+        self._session = PostgresqlSession(address, self._prepare, loop_poll, name=name)
         self._next_xid = NOTHING_NEW
         self._bound = LookBound()
         self._marked = self._tidied = 0.0

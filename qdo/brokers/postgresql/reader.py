@@ -18,7 +18,7 @@ from qdo.brokers.grouped_calls import GroupedCall, GroupedCalls
 from qdo.brokers.postgresql.writer import PostgresqlWriter
 from qdo.encoding import LEFT_ON_SERVER, MAX_STORED_BODY_BYTES, unreadable
 from qdo.postgresql.session import PostgresqlConnection, PostgresqlSession
-from qdo.postgresql.url import SchemaAddress
+from qdo.postgresql.url import SchemaAddress, connection_name
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[int, bytes, "str | None", "str | None"]
@@ -98,7 +98,8 @@ class Fetches(GroupedCalls[Work]):
         self.most = most
         self._app = app
         self._address = address
-        self._session = PostgresqlSession(address, check)
+        name = connection_name(app, "reader")
+        self._session = PostgresqlSession(address, check, name=name)
         self._one = _ONE.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
         self._many = _MANY.format(schema=address.schema, bytes=FETCH_BYTES, columns=_COLUMNS)
         self._list = f"SELECT {address.schema}.spans(0)"

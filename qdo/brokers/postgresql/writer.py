@@ -44,7 +44,7 @@ from qdo.postgresql.session import (
     translated,
     with_lock_timeout,
 )
-from qdo.postgresql.url import SchemaAddress
+from qdo.postgresql.url import SchemaAddress, connection_name
 from qdo.refusals import failure_kind
 
 T = TypeVar("T")
@@ -142,7 +142,8 @@ class PostgresqlWriter(GroupedCalls[Work]):
         self._app = app
         self._limit = limit
         self._check = check
-        self._session = PostgresqlSession(address, self._prepare)
+        name = connection_name(app, "writer")
+        self._session = PostgresqlSession(address, self._prepare, name=name)
         self._address = address
         schema = address.schema
         self._append = f"SELECT {schema}.append(%s, %b::text[], %b::text[], %b::text[], %b, %s)"

@@ -102,7 +102,12 @@ def _nothing() -> None:
 
 
 def opener(
-    path: str | None, address: SchemaAddress | None, timeout_seconds: float, *, for_people: bool
+    path: str | None,
+    address: SchemaAddress | None,
+    timeout_seconds: float,
+    app: str,
+    *,
+    for_people: bool,
 ) -> tuple[str, OpenStore]:
     """Return a database's name for logs, and a function that opens its file or schema."""
     if address is None:
@@ -113,7 +118,7 @@ def opener(
         reason = f"it needs a library ({error}); {how_to_install('postgresql')}"
         raise SettingsError(name="coordinator", reason=reason) from error
     return address.server, lambda offload: PostgresqlStore(
-        address, timeout_seconds, for_people=for_people
+        address, timeout_seconds, app, for_people=for_people
     )
 
 

@@ -50,7 +50,7 @@ from qdo.coordination.sql.store import (
 from qdo.coordination.sql.tree import Event, TreeNode, is_valid, paths_of
 from qdo.postgresql.schema import check_format
 from qdo.postgresql.session import PostgresqlConnection, connect, translated
-from qdo.postgresql.url import SchemaAddress
+from qdo.postgresql.url import SchemaAddress, connection_name
 from qdo.system.clock import clock
 
 # The number of zxids in one age. At a thousand changes a second, they last for 34 years.
@@ -184,7 +184,12 @@ class PostgresqlStore:
     rest_seconds = REST_SECONDS
 
     def __init__(
-        self, address: SchemaAddress, timeout_seconds: float, *, for_people: bool = False
+        self,
+        address: SchemaAddress,
+        timeout_seconds: float,
+        app: str = "-",
+        *,
+        for_people: bool = False,
     ) -> None:
         self.name = address.server
         self._address = address
@@ -200,7 +205,9 @@ class PostgresqlStore:
         self._timeout_milliseconds = round(timeout_seconds * 1000)
         patience = timeout_seconds / 3
         try:
-            self._connection = connect(address, seconds=patience)
+            self._connection = connect(
+                address, seconds=patience, name=connection_name(app, "coordinator")
+            )
         except psycopg.Error as error:
             raise translated(address, error) from error
         self._role = self._connection.info.user

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from qdo.app import App
 from qdo.broker_errors import PostgresqlRightsError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.dead_letters import DeadLetterRecord
+from qdo.brokers.postgresql import broker as module
 from qdo.brokers.postgresql.broker import PostgresqlBroker
 from qdo.brokers.postgresql.reader import END, Fetch
 from qdo.brokers.registry import open_broker
@@ -348,9 +350,10 @@ CREATE OR REPLACE FUNCTION qdo.clock() RETURNS bigint LANGUAGE sql AS 'SELECT
 
 
 def test_more_jobs_than_connections_are_named(
-    broker: Broker, shared_postgresql: SharedPostgresql
+    broker: Broker, shared_postgresql: SharedPostgresql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their sum, and only if all connections of usual roles are too few."""
+    """With their sum, if all connections of usual roles are too few; and a full server."""
+    monkeypatch.setattr(module, "FULL_SHARE", 1.0)
     with shared_postgresql.address.connect() as sql:
         query = "SELECT current_setting(%s)::integer"
         names = "max_connections", "superuser_reserved_connections"
@@ -360,6 +363,9 @@ def test_more_jobs_than_connections_are_named(
     (warning,) = warnings([limit - reserved - 9, 5, 5])
     assert f"1 x {limit - reserved - 9} + 2 x 5" in warning
     assert warning.startswith(f"{limit - reserved + 1} jobs")
+    monkeypatch.setattr(module, "FULL_SHARE", 0.0)
+    (full,) = warnings([])
+    assert re.match(rf"[1-9]\d* of the {limit - reserved} connections", full)
 
 
 def test_grants_name_the_role_as_it_is() -> None:
