@@ -318,6 +318,7 @@ def test_a_process_has_the_connections_of_the_page(shell: Shell, bare_database_u
         assert counts[step] == expected, step
 
 
+@pytest.mark.slow
 def test_the_roles_of_production_happen_as_shown(shell: Shell, bare_database_url: str) -> None:
     """Three roles of a new database; its server, and their names, belong to the test."""
     page = list(blocks(read("production")))
