@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 
 from qdo.message import Batch, Message
 from qdo.outcomes import OutcomeName
-from qdo.text import error_kind
 
 # Maximum number of owner rows (20 MiB) to keep while the database is unavailable. A worker claims
 # many queues at once, and each queue has a row for its claim and a row for its end.
 MAX_KEPT_OWNERS = 100_000
 # Maximum number of rows of each other table to keep while the database is unavailable.
 MAX_KEPT = 10_000
+# Maximum number of characters of an error in a row.
+MAX_TEXT = 1000
 # Upper bounds, in seconds, of all classes of durations except the last: 0.1 ms, 0.3 ms, ... 478 s.
 BOUNDS = tuple(0.0001 * 3.0**index for index in range(15))
 BUCKETS = len(BOUNDS) + 1
@@ -135,10 +136,14 @@ class Recorder:
 
     :ivar counts: totals of each queue since the queue was first seen.
     :ivar runs: attempts for separate rows, oldest first.
+    :param recorded: returns the text to record for an error.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, now: Callable[[], float] = time.time
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = time.time,
+        recorded: Callable[[str], str] = str,
     ) -> None:
         self.counts: dict[str, Counts] = {}
         self.runs: deque[RecordedRun] = deque()
@@ -147,6 +152,7 @@ class Recorder:
         self.dropped_runs = 0
         self._clock = clock
         self._now = now
+        self._recorded = recorded
         self._failed_after: dict[tuple[str, int], float] = {}
         self._batches: dict[str, float] = {}
 
@@ -219,8 +225,8 @@ class Recorder:
             counts[counted] += 1
         if seconds is not None:
             counts[BUSY] += seconds
-        kind = None if error is None else error_kind(error)
-        self._add_run(message, outcome, kind, seconds)
+        text = None if error is None else self._recorded(error)[:MAX_TEXT]
+        self._add_run(message, outcome, text, seconds)
 
     def _failed(self, message: Message, seconds: float) -> None:
         if len(self._failed_after) >= MAX_KEPT:  # of attempts that ended without an outcome

@@ -72,7 +72,6 @@ OWNERS_AT_ONCE = 2000
 _DELETE_SECONDS = 3600.0
 # Maximum time for which an ending process waits for the last write.
 _CLOSE_SECONDS = 3.0
-_MAX_TEXT = 200
 
 
 def attempts_in(counts: Iterable[float]) -> int:
@@ -385,7 +384,7 @@ class HistoryWriter:
             "id": _clean(run.id),
             "attempt": run.attempt,
             "outcome": run.outcome,
-            "error": None if run.error is None else _clean(run.error[:_MAX_TEXT]),
+            "error": None if run.error is None else _clean(run.error),
             "seconds": run.seconds,
             "at": run.at,
         }

@@ -127,6 +127,7 @@ CREATE TABLE {schema}.dead_letters (
     PRIMARY KEY (queue, position)
 );
 CREATE INDEX dead_letters_by_time ON {schema}.dead_letters (dead_at, position);
+CREATE INDEX dead_letters_failed_at ON {schema}.dead_letters (to_timestamp(least(dead_at, 9e12)));
 
 INSERT INTO {schema}.about (format, oldest, tables, functions, node, partition_ticks) VALUES (
     1, 1, '', '', (floor(random() * 281474976710656))::bigint | 1099511627776, {seconds}::bigint * 10000000);

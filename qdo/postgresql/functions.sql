@@ -1368,6 +1368,3 @@ BEGIN
     DELETE FROM {schema}.queues WHERE id = own.id;
 END
 $$;
-
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
-SELECT {schema}.add_partitions();

@@ -69,6 +69,11 @@ UPGRADE_LOCK_SECONDS = 5
 # The default duration of a partition. The space of processed messages becomes free after the
 # retention time plus at most the duration of two partitions.
 PARTITION_SECONDS = 3600
+# The texts that replace all functions and views.
+_REPLACED = ("functions.sql", "views.sql")
+VIEWS = tuple(
+    f"qdo_{each}" for each in ("queues", "messages", "requests", "failed", "timers", "workers")
+)
 _TABLES: dict[str, dict[str, str]] = {
     "sender": dict.fromkeys(("about", "streams"), "SELECT"),
     "worker": {
@@ -82,10 +87,11 @@ _TABLES: dict[str, dict[str, str]] = {
     "onlooker": dict.fromkeys(
         (
             *("about", "queues", "messages", "delayed", "dead_letters", "requests", "streams"),
-            *("tree", "znodes", "sessions", "changes"),
+            *("tree", "znodes", "sessions", "changes", *VIEWS),
         ),
         "SELECT",
     ),
+    "viewer": dict.fromkeys(VIEWS, "SELECT"),
 }
 _MESSAGES = "text[], text[], text[], bytea[], text[], bigint[], text[], bigint[]"
 _SENDING = (
@@ -97,9 +103,12 @@ _SENDING = (
     "create_stream(text, text, integer)",
     "find_request(text, text)",
     "mark_request(text, text, text, text)",
+    "qdo_send(text, text, jsonb, text, jsonb, text, interval, text, interval)",
     f"send(text, {_MESSAGES}, integer)",
     f"stage(bigint, text, {_MESSAGES})",
 )
+# Views call these with the rights of the reader.
+_READING = ("json_of(bytea)", "qdo_message(text)", "time_of(text)")
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "sender": _SENDING,
     "worker": (
@@ -126,7 +135,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         " integer)",
         "trim(text, text, bigint, bigint)",
     ),
-    "onlooker": ("find_request(text, text)", "spans(bigint)"),
+    "onlooker": ("find_request(text, text)", "spans(bigint)", *_READING),
+    "viewer": _READING,
 }
 _OWNERS = """
 SELECT pg_get_userbyid(nspowner), pg_get_userbyid(owner) FROM pg_namespace JOIN (
@@ -141,12 +151,12 @@ def grants(schema: str, role: str, kind: str) -> list[str]:
     """Return the statements that give a role exactly the necessary rights.
 
     :param role: the name of the role, without quotes.
-    :param kind: sender, worker or onlooker.
+    :param kind: sender, worker, onlooker or viewer.
     :raises UsageError: the name means all roles, or is not a valid name of a role.
     """
     # A sender may send messages, store requests and find requests by their ids, but may not read
     # messages. A worker may run `qdo-worker` and every command. An onlooker may read all tables but
-    # not change them.
+    # not change them. A viewer may read the views for people, which show it no bodies.
     if role == "public" or not role or "\0" in role:
         raise UsageError(
             reason=f"the role must be one role of PostgreSQL, got {role!r}; create one with"
@@ -174,7 +184,7 @@ def script(schema: str, partition_seconds: int, have: int = 0) -> str:
     values = ", ".join(f"{name} = '{value}'" for name, value in about.items())
     texts = (
         *(_text(f"format-{number}.sql") for number in range(have + 1, FORMAT + 1)),
-        _text("functions.sql"),
+        *map(_text, _REPLACED),
         f"UPDATE {{schema}}.about SET {values};\n",  # noqa: S608 - constants
     )
     text = "\n".join(texts)
@@ -187,8 +197,8 @@ def tables_digest(number: int) -> str:
 
 
 def digest() -> str:
-    """Return a digest of this version's functions."""
-    return _digest("functions.sql")
+    """Return a digest of this version's functions and views."""
+    return _digest(*_REPLACED)
 
 
 def _digest(*names: str) -> str:
@@ -321,7 +331,8 @@ def _lacks_functions(connection: PostgresqlConnection, address: SchemaAddress) -
     """Return whether functions of this version were dropped from the schema."""
     query = "SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace(%s)"
     found = {name for (name,) in connection.execute(query, (address.schema,))}
-    return not found.issuperset(re.findall(r"FUNCTION {schema}\.(\w+)", _text("functions.sql")))
+    text = "".join(map(_text, _REPLACED))
+    return not found.issuperset(re.findall(r"REPLACE FUNCTION {schema}\.(\w+)", text))
 
 
 def create(

@@ -37,6 +37,8 @@ HOSTILE: dict[str, list[Any]] = {
     "double precision": ["-Infinity", "Infinity", "NaN", -1e308, 1e308, None],
     "bytea": [b"", LARGE.encode(), None],
     "boolean": [None],
+    "jsonb": ["null", f'["{LARGE}"]', '{"a": 1}', None],
+    "interval": ["-1 day", "100000000 years", None],
 }
 USUAL: dict[str, Any] = {
     "of_node": None,
@@ -52,7 +54,7 @@ USUAL: dict[str, Any] = {
 """Arguments of calls that succeed; others are those of their types."""
 BY_TYPE: dict[str, Any] = {
     "text": "a", "bigint": 0, "integer": 0, "double precision": 1.0, "bytea": b"1",
-    "boolean": False,
+    "boolean": False, "jsonb": "1", "interval": "1 second",
 }  # fmt: skip
 ARGUMENTS = """
 SELECT proargnames, proargtypes::regtype[]::text[] FROM pg_proc
@@ -61,7 +63,7 @@ WHERE oid = ('qdo.' || %s)::regprocedure
 
 
 def test_each_column_has_a_bound(postgresql: PostgresqlDatabase) -> None:
-    """Or none can choose its value. A new column needs a CHECK, see the end of `schema.sql`."""
+    """Or none can choose its value. A new column needs a CHECK, see the end of `format-1.sql`."""
     with postgresql.connect() as connection:
         found = {name for (name,) in connection.execute(UNBOUND)}
     assert found == UNREACHED

@@ -386,6 +386,7 @@ def _postgresql() -> Iterator[str]:
         )
         column = re.match(r"ALTER TABLE qdo\.(\w+) ADD (.*)", statement)
         function = re.match(r"CREATE OR REPLACE FUNCTION qdo\.(.*?) LANGUAGE", statement)
+        view = re.match(r"CREATE OR REPLACE VIEW qdo\.(qdo_\w+) AS", statement)
         if table:
             parts = re.split(r", (?![^(]*\))", table[2].strip())
             yield from (f"{table[1]}.{each}" for each in parts if each)
@@ -393,6 +394,8 @@ def _postgresql() -> Iterator[str]:
             yield f"{column[1]}.{column[2]}"
         elif function:
             yield f"function {function[1]}"
+        elif view:
+            yield f"view {view[1]}, see docs/sql.rst"
 
 
 def collect() -> str:

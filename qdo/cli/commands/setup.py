@@ -43,7 +43,7 @@ from qdo.settings.settings import Settings, declarations
 from qdo.text import hide_credentials, join_some, pluralize
 
 _COLUMNS = {"path": "NODE", "found": "FOUND", "expected": "EXPECTED"}
-KINDS = ("sender", "worker", "onlooker")
+KINDS = ("sender", "worker", "onlooker", "viewer")
 CURRENT = "the schema is current; nothing to do"
 GRANTS = (
     "hint: run the statements of `qdo admin broker grants ROLE --for KIND` again for each role"

@@ -82,7 +82,8 @@ class Engine:
     ) -> Engine:
         """Build the engine; without `in_flight`, it uses a new unshared table."""
         settings = in_force.now
-        recorder = Recorder() if settings.history else None
+        recorded = error_kind if "errors" in settings.hide else str
+        recorder = Recorder(recorded=recorded) if settings.history else None
         globs = [job.queues for job in app.jobs]
         meters = JobMeters(app.job_for, clock, globs=globs) if settings.http else None
         observers = Observers(app.hooks.observers, history=recorder, meters=meters)
@@ -109,7 +110,7 @@ class Engine:
             in_flight=InFlightTable(1) if in_flight is None else in_flight,
             permits=LanePermits(settings.concurrency),
             policy_of=policy_lookup(app, in_force),
-            recorded=error_kind if "errors" in settings.hide else str,
+            recorded=recorded,
             on_stop=on_stop,
             clock=clock,
             jitter=jitter,

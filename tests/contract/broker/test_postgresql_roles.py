@@ -135,6 +135,7 @@ def request(id: str) -> NewRequest:
 def stage(roles: Roles, name: str) -> None:
     with roles.connect(name) as connection:
         connection.execute(STAGE)
+        connection.execute("SELECT qdo.qdo_send('app', 'a', '2')")
 
 
 def work_all(roles: Roles, name: str) -> None:
@@ -231,7 +232,14 @@ def test_a_sender_sends_and_reads_nothing(roles: Roles) -> None:
     with pytest.raises(PostgresqlRightsError):
         broker.delete_queue("a", 0)
     reader = roles.broker("postgres").reader("a", 0)
-    assert [row[1] for row in reader.fetch(9)] == [b"plain", b"1", b"keyed", b"told", b"staged"]
+    assert [row[1] for row in reader.fetch(9)] == [
+        b"plain",
+        b"1",
+        b"keyed",
+        b"told",
+        b"staged",
+        b"2",
+    ]
 
 
 def test_a_sender_ends_only_requests_that_wait(roles: Roles) -> None:

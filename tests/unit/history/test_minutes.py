@@ -124,7 +124,7 @@ def test_slow_and_failed_attempts_get_rows_of_their_own() -> None:
     slow, bad = recorder.runs
     assert (slow.id, slow.outcome, slow.seconds) == ("slow", "done", SLOW_SECONDS)
     assert (bad.id, bad.outcome, bad.attempt, bad.seconds) == ("bad", "retry", 2, 3.0)
-    assert bad.error == "ValueError"
+    assert bad.error == "ValueError: with a secret"
 
 
 def test_runs_above_the_limit_are_counted_and_dropped() -> None:
