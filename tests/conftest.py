@@ -262,6 +262,15 @@ def _logging_as_before() -> Iterator[None]:
     root.handlers[:] = [each for each in root.handlers if each.name != "qdo.system.logs"]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_in_the_checkout() -> Iterator[None]:
+    """Fail a test that leaves default files here: a later run would find those of another qdo."""
+    left = ROOT / "qdo-data"
+    existed = left.exists()
+    yield
+    assert existed or not left.exists(), f"the test has made {left}; give it a broker of its own"
+
+
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """pytest's own, without the lines of kazoo that qdo does not show either.

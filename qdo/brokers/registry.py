@@ -152,7 +152,7 @@ def kind_of(url: str) -> BrokerKind:
         return _rejecting(load_error)
     kind = _load(scheme)
     if kind.address_error(url) is not None:
-        return BrokerKind(open=kind.open, address_error=kind.address_error)
+        return _rejecting(kind.address_error)
     return kind
 
 

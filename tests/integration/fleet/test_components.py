@@ -35,10 +35,17 @@ def job(message, context):
 
 
 @pytest.fixture
-def settings(coordinator_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setenv("QDO_APP", "shop")
-    monkeypatch.setenv("QDO_COORDINATOR", coordinator_url)
-    return {"QDO_APP": "shop", "QDO_COORDINATOR": coordinator_url, "QDO_ZONE": "ams"}
+def settings(
+    coordinator_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    found = {
+        "QDO_APP": "shop",
+        "QDO_BROKER": f"sqlite:{tmp_path}/messages.db",
+        "QDO_COORDINATOR": coordinator_url,
+    }
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return {**found, "QDO_ZONE": "ams"}
 
 
 ADDRESS = "10.0.0.7:8001"
@@ -61,7 +68,6 @@ def test_processes_describe_themselves(
     environment = clean_environment(
         {
             **settings,
-            "QDO_BROKER": f"sqlite:{tmp_path}/messages.db",
             "QDO_SESSION_TIMEOUT_SECONDS": "2.5",
             "QDO_DRAIN_SECONDS": "0",
             "QDO_ADDRESS": ADDRESS,
