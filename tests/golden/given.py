@@ -10,33 +10,17 @@ TYPES = {"globs": "Sequence[str]", "tables": "Sequence[QueuePolicy | Mapping[str
 """By kind; a `str` is a sequence of globs, too. Other kinds are the names of types."""
 NAMED = frozenset(["app", "job_context", "job_failure"])
 """Parameters of `App`, which have other types there."""
-HEAD = '''"""The types of settings in code, as in ``App(NAME, attempts=3)``, for type checkers.
-
-`python -m tests.golden.given` writes this file from the declarations in `qdo.settings.settings`.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
-
-from qdo.jobs.policy_tables import QueuePolicy
-
-
-class GivenSettings(TypedDict, total=False):
-    """Settings by name; `qdo.Settings` explains them."""
-
-'''
 
 
 def collect() -> str:
-    """Return the module."""
+    """Return the module, with its own beginning."""
+    head, end, _ = GOLDEN.read_text(encoding="utf-8").partition('explains them."""\n\n')
     each = [
         f"    {each.name}: {TYPES.get(each.kind, each.kind)}\n"
         for each in declarations()
         if each.name not in NAMED
     ]
-    return HEAD + "".join(each)
+    return head + end + "".join(each)
 
 
 if __name__ == "__main__":

@@ -30,14 +30,12 @@ class DjangoShop:
         shutil.copytree(CHECKS, self.folder / "checks")
         self.environment = {"DJANGO_SETTINGS_MODULE": "checks.settings"}
         if database is not None:
-            places = {"DB": database.name, "USER": SUPERUSER, "HOST": "127.0.0.1"}
-            places["PORT"] = str(database.server.port)
-            self.environment |= {f"SHOP_{name}": text for name, text in places.items()}
+            self.environment |= {"SHOP_DB": database.name, "SHOP_USER": SUPERUSER}
+            self.environment |= {"SHOP_HOST": "127.0.0.1", "SHOP_PORT": str(database.server.port)}
 
-    def manage(self, *arguments: str, **environment: str) -> Ended:
+    def manage(self, *arguments: str) -> Ended:
         """Run ``manage.py`` to its end."""
-        more = {**self.environment, **environment}
-        return command("manage.py", *arguments, cwd=self.folder, env=more)
+        return command("manage.py", *arguments, cwd=self.folder, env=self.environment)
 
     def connect(self) -> psycopg.Connection[Any]:
         """Connect to its database as superuser, with autocommit."""

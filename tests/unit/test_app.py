@@ -68,13 +68,6 @@ def test_the_most_particular_glob_wins(app: App) -> None:
     }
 
 
-def test_one_glob_has_one_job(app: App) -> None:
-    """A second job for the same glob would never run."""
-    app.job()(lambda message, context: None)
-    with pytest.raises(UsageError, match=r"'\*'"):
-        app.job()(lambda message, context: None)
-
-
 def no_context(message: Message) -> None: ...
 
 

@@ -76,7 +76,7 @@ def test_a_secret_must_be_there(
     assert "whsec_#" not in str(found.value)
 
 
-STATUSES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("path", "environ", "status"),
     [
         ("/github", {}, 202),
@@ -91,31 +91,20 @@ STATUSES = pytest.mark.parametrize(
         ("/healthz", {"REQUEST_METHOD": "GET"}, 200),
     ],
 )
-
-
-@STATUSES
 def test_each_request_gets_its_status(
     app: App, path: str, environ: dict[str, str], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And counts, except for health checks; the log has a line for all of them."""
     with TestKit(app, without_job="*") as kit, caplog.at_level(logging.INFO):
         endpoints = wsgi(app)
-        assert deliver(endpoints, path, BODY, signed("github", BODY), **environ) == status
+        for each in (endpoints, asgi(app)):
+            assert deliver(each, path, BODY, signed("github", BODY), **environ) == status
         assert kit.broker.catalog.names() == (["github"] if status == 202 else [])
         endpoints.log_counts()
         endpoints.log_counts()
     name = "/github" if path == "/github" else "other paths"
     counted = [(f"{name} {status}: 1",)] if status != 200 else []
     assert [each.args for each in caplog.records] == counted
-
-
-@STATUSES
-def test_the_asgi_app_answers_alike(
-    app: App, path: str, environ: dict[str, str], status: int
-) -> None:
-    with TestKit(app, without_job="*") as kit:
-        assert deliver(asgi(app), path, BODY, signed("github", BODY), **environ) == status
-        assert kit.broker.catalog.names() == (["github"] if status == 202 else [])
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,25 @@ its error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import qdo
 from qdo.dashboard import create_app
 from qdo.testing import TestKit
 
+from . import accepted
+
 app = qdo.App("shop")
 missing = qdo.Mesage  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def with_body(body: dict[str, Any], context: object) -> None: ...
+
+
+def context_of_an_app(app: qdo.App) -> Iterator[int]:
+    yield 1
+
 
 # --- settings ---
 
@@ -29,77 +39,36 @@ TestKit(app, fetch="7")  # type: ignore[arg-type]  # pyright: ignore[reportArgum
 
 # --- options of jobs ---
 
-
-def take(message: qdo.Message, context: object) -> None: ...
-
-
-app.job(take)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+app.job(accepted.take_any)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 app.job("a", timeout=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 app.job("a", order="keys")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 app.job("a", order="key", batch=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 app.job("a", "message", pool=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 app.job("a", pool=True, batch=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 
-
 # --- functions of jobs ---
 
-
-@app.job()  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def without_context(message: qdo.Message) -> None: ...
-
-
-@app.job()  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-async def with_more(message: qdo.Message, context: object, more: int) -> None: ...
-
-
-@app.job()  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def with_request(request: qdo.Request, context: object) -> None: ...
-
-
-@app.job()  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def with_body(body: dict[str, Any], context: object) -> None: ...
-
-
-@app.job(batch=5)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def with_message(message: qdo.Message, context: object) -> None: ...
-
-
-@app.job(pool=True)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def with_batch(batch: qdo.Batch, context: object) -> None: ...
+app.job()(accepted.seen)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.job()(accepted.failed)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.job()(accepted.failed_async)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.job()(accepted.invoice)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.job()(with_body)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.job(batch=5)(accepted.take)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.job(pool=True)(accepted.take_many)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 
 
 def keep_signatures(message: qdo.Message[int]) -> None:
     message.body.upper()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    with_job(message)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-@app.job("kept")
-def with_job(message: qdo.Message[int], context: object) -> None: ...
+    accepted.take_any(message)  # type: ignore[call-arg, unused-coroutine]  # pyright: ignore[reportCallIssue]
 
 
 # --- hooks ---
 
-
-@app.context  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def context_of_an_app(app: qdo.App) -> Iterator[int]:
-    yield 1
-
-
-@app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def without_call(message: qdo.Message, context: object) -> None: ...
-
-
-@app.middleware(jobs="async")  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def with_def(call_next: Callable[..., Any], message: qdo.Message, context: object) -> None: ...
-
-
-@app.failure  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def failed(event: qdo.Event) -> None: ...
-
-
-@app.observer  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-def seen(message: qdo.Message) -> None: ...
-
+app.context(context_of_an_app)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.middleware(accepted.take)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.middleware(jobs="async")(accepted.around)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.failure(accepted.seen)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+app.observer(accepted.take)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 
 # --- calls ---
 

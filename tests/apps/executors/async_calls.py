@@ -61,14 +61,17 @@ async def use_the_fleet() -> None:
 @app.job("q")
 async def job(message: qdo.Message, context: object) -> None:
     await use_the_fleet()
-    await app.asend("r", 1)
     owner = await app.aowner("q")
     assert owner is not None
     with open("out", "a") as file:
         print(message.queue, 0, message.attempt, os.getpid(), file=file)
 
 
-@app.job("r")
-async def last(message: qdo.Message, context: object) -> None:
-    with open("out", "a") as file:
-        print(message.queue, 0, message.attempt, os.getpid(), file=file)
+async def main() -> None:
+    async with app:
+        await app.aregister()
+        await use_the_fleet()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

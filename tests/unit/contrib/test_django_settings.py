@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +16,51 @@ from qdo.errors import SettingsError, UnknownSettingError
 from qdo.postgresql import session
 from qdo.postgresql.url import postgresql_address
 
-POSTGRESQL = "django.db.backends.postgresql"
-USED: dict[str, Any] = {"NAME": "shop", "USER": "ada", "HOST": "db", "PORT": "5433"}
-ADDRESSES: dict[str, tuple[dict[str, Any], str]] = {
-    "all parts": (USED, "postgresql://ada@db:5433/shop"),
-    "a number as port": (USED | {"PORT": 5433}, "postgresql://ada@db:5433/shop"),
-    "only a name": ({"NAME": "shop"}, "postgresql:///shop"),
-    "odd characters": (
-        USED | {"USER": "a@b:c", "NAME": "s/h"},
-        "postgresql://a%40b%3Ac@db:5433/s%2Fh",
-    ),
-    "the folder of a socket": (
-        USED | {"HOST": "/run/pg"},
-        "postgresql://ada@/shop?host=%2Frun%2Fpg&port=5433",
-    ),
-    "IPv6": (USED | {"HOST": "::1"}, "postgresql://ada@/shop?host=%3A%3A1&port=5433"),
-    "several hosts": (
-        USED | {"HOST": "a,b", "PORT": ""},
-        "postgresql://ada@/shop?host=a%2Cb",
-    ),
-    "options of libpq": (
-        USED | {"OPTIONS": {"sslmode": "require", "pool": True, "isolation_level": 2}},
-        "postgresql://ada@db:5433/shop?sslmode=require",
-    ),
-    "a service": (
-        {"OPTIONS": {"service": "shop"}},
-        "postgresql:///?service=shop",
-    ),
-}
+USED = {"NAME": "shop", "USER": "ada", "HOST": "db", "PORT": "5433"}
+SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/srv/db.sqlite3"}
+OPTIONS = {"sslmode": "require", "pool": True, "isolation_level": 2}
 
 
-def handler(**database: Any) -> ConnectionHandler:
-    """Return Django's connections to one database, which is not opened."""
-    return ConnectionHandler({"default": {"ENGINE": POSTGRESQL, **database}})
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Make a database that of Django, without opening it."""
+
+    def use(database: dict[str, Any]) -> None:
+        made = ConnectionHandler(
+            {"default": {"ENGINE": "django.db.backends.postgresql"} | database}
+        )
+        monkeypatch.setattr(databases, "connections", made)
+
+    return use
 
 
-@pytest.mark.parametrize("case", ADDRESSES)
-def test_a_database_of_django_has_an_address(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A valid one, and options of qdo are added to it."""
-    database, expected = ADDRESSES[case]
-    monkeypatch.setattr(databases, "connections", handler(**database))
-    assert databases.resolved_address("django:default", "broker") == expected
-    found = databases.resolved_address("django:default?schema=other", "broker")
-    assert found is not None
-    assert postgresql_address(found).schema == "other"
+@pytest.mark.parametrize(
+    ("database", "address"),
+    [
+        ({}, "postgresql://ada@db:5433/shop"),
+        ({"PORT": 5433}, "postgresql://ada@db:5433/shop"),
+        ({"USER": "", "HOST": "", "PORT": ""}, "postgresql:///shop"),
+        ({"USER": "a@b:c", "NAME": "s/h"}, "postgresql://a%40b%3Ac@db:5433/s%2Fh"),
+        ({"HOST": "/run/pg"}, "postgresql://ada@/shop?host=%2Frun%2Fpg&port=5433"),
+        ({"HOST": "::1"}, "postgresql://ada@/shop?host=%3A%3A1&port=5433"),
+        ({"HOST": "a,b", "PORT": ""}, "postgresql://ada@/shop?host=a%2Cb"),
+        ({"OPTIONS": OPTIONS}, "postgresql://ada@db:5433/shop?sslmode=require"),
+        ({**dict.fromkeys(USED, ""), "OPTIONS": {"service": "a"}}, "postgresql:///?service=a"),
+        (SQLITE, "sqlite:/srv/qdo-data/messages.db"),
+        ({**SQLITE, "NAME": Path("/srv/db")}, "sqlite:/srv/qdo-data/messages.db"),
+        ({**SQLITE, "NAME": ":memory:"}, None),
+    ],
+)
+def test_a_database_of_django_has_an_address(use: Any, database: Any, address: str | None) -> None:
+    """A valid one; options of qdo are added to one of PostgreSQL. SQLite has files beside it."""
+    use({**USED, **database})
+    assert databases.resolved_address("django:default", "broker") == address
+    if address is not None and "ENGINE" not in database:
+        found = databases.resolved_address("django:default?schema=other", "broker")
+        assert postgresql_address(str(found)).schema == "other"
 
 
-def test_a_password_is_used_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_used_and_not_shown(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in no address, but reaches libpq whole."""
     asked: list[bytes] = []
 
@@ -71,65 +70,44 @@ def test_a_password_is_used_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> No
 
     libpq = types.SimpleNamespace(PGconn=types.SimpleNamespace(connect_start=start))
     monkeypatch.setattr(session, "pq", libpq)
-    monkeypatch.setattr(databases, "connections", handler(**USED, PASSWORD="a&b %=ö"))
+    use({**USED, "PASSWORD": "a&b %=ö"})
     url = databases.resolved_address("django:default", "broker")
     assert url == "postgresql://ada@db:5433/shop"
     with pytest.raises(OperationalError):
         session.connect(postgresql_address(url))
-    (conninfo,) = asked
-    options = {each.keyword: each.val for each in pq.Conninfo.parse(conninfo)}
+    options = {each.keyword: each.val for each in pq.Conninfo.parse(asked[0])}
     assert options[b"password"] == "a&b %=ö".encode()
 
 
 @pytest.mark.parametrize(
-    ("name", "folder"),
+    ("url", "database"),
     [
-        ("/srv/db.sqlite3", "sqlite:/srv/qdo-data/"),
-        (Path("/srv/db.sqlite3"), "sqlite:/srv/qdo-data/"),
-        (":memory:", None),
-        ("file:memory?mode=memory", None),
+        ("django:other", USED),
+        ("django:", USED),
+        ("django:Default?schema=x", USED),
+        ("django:default", {"ENGINE": "django.db.backends.dummy"}),
     ],
 )
-def test_sqlite_has_files_beside_it(
-    name: str | Path, folder: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same for every process of the project, whatever its current folder."""
-    engine = "django.db.backends.sqlite3"
-    monkeypatch.setattr(databases, "connections", handler(ENGINE=engine, NAME=name))
-    for setting, file in databases.FILES.items():
-        expected = None if folder is None else folder + file
-        assert databases.resolved_address("django:default", setting) == expected
-
-
-@pytest.mark.parametrize("url", ["django:other", "django:", "django:Default?schema=x"])
-def test_unknown_aliases_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_databases_are_refused(use: Any, url: str, database: Any) -> None:
     """With the name of the setting."""
-    monkeypatch.setattr(databases, "connections", handler(**USED))
+    use(database)
     with pytest.raises(SettingsError) as error:
         databases.resolved_address(url, "coordinator")
     assert error.value.details["name"] == "coordinator"
 
 
-def test_other_engines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker would be elsewhere than the project believes."""
-    monkeypatch.setattr(databases, "connections", handler(ENGINE="django.db.backends.dummy"))
-    with pytest.raises(SettingsError, match="PostgreSQL"):
-        databases.resolved_address("django:default", "broker")
-
-
-WRONG: tuple[tuple[Any, type[Exception]], ...] = (
-    (None, SettingsError),
-    ({}, SettingsError),
-    ("shop", SettingsError),
-    ({"broker": "django:default"}, SettingsError),
-    ({"app": 1}, SettingsError),
-    ({"app": "shop", "name": "shop"}, UnknownSettingError),
-    ({"app": "shop", "concurency": 1}, UnknownSettingError),
-    ({"app": "shop", "concurrency": "many"}, SettingsError),
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (None, SettingsError),
+        ("shop", SettingsError),
+        ({"broker": "django:default"}, SettingsError),
+        ({"app": 1}, SettingsError),
+        ({"app": "shop", "name": "shop"}, UnknownSettingError),
+        ({"app": "shop", "concurency": 1}, UnknownSettingError),
+        ({"app": "shop", "concurrency": "many"}, SettingsError),
+    ],
 )
-
-
-@pytest.mark.parametrize(("given", "error"), WRONG)
 def test_wrong_settings_are_refused(
     given: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,15 +117,14 @@ def test_wrong_settings_are_refused(
         project_app.project_app.__wrapped__()
 
 
-def test_settings_are_those_of_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_those_of_the_app(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Falsy values as well; hooks get back what they decorate."""
     given = {"app": "shop", "broker": "django:default", "backoff_seconds": 0.0, "burst": False}
-    monkeypatch.setattr(databases, "connections", handler(**USED))
     monkeypatch.setattr(project_app, "settings", types.SimpleNamespace(QDO=given))
+    use(USED)
     app = project_app.project_app.__wrapped__()
-    assert (app.name, app.given["broker"]) == ("shop", "postgresql://ada@db:5433/shop")
-    assert "coordinator" not in app.given
-    assert (app.given["backoff_seconds"], app.given["burst"]) == (0.0, False)
+    assert app.name == "shop"
+    assert app.given == {**given, "broker": "postgresql://ada@db:5433/shop"}
 
     def observe(event: Any) -> None: ...
 
@@ -156,7 +133,6 @@ def test_settings_are_those_of_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.observer(observe) is observe
     assert app.observer(wait) is wait
     assert app.hooks.on_loop  # the worker waits for the second
-    local = handler(ENGINE="django.db.backends.sqlite3", NAME="/srv/db.sqlite3")
-    monkeypatch.setattr(databases, "connections", local)
+    use(SQLITE)
     app = project_app.project_app.__wrapped__()
     assert app.given["coordinator"] == "sqlite:/srv/qdo-data/coordination.db"

@@ -55,9 +55,8 @@ def public_objects() -> dict[str, Any]:
     for name in set(re.findall(r"`(qdo[\w.]*)`", USED)) - {"qdo.contrib.django"}:  # an app only
         module = importlib.import_module(name)
         own = [key for key, each in vars(module).items() if getattr(each, "__module__", 0) == name]
-        for each in getattr(module, "__all__", own):
-            if each[0] != "_":
-                found[f"{name}.{each}"] = getattr(module, each)
+        public = [each for each in getattr(module, "__all__", own) if each[0] != "_"]
+        found |= {f"{name}.{each}": getattr(module, each) for each in public}
     return found
 
 
@@ -67,28 +66,25 @@ def annotations(public: Any) -> Iterator[Any]:
     if inspect.isclass(public):
         shown = SHOWN.get(public.__name__)
         parts = [each for each in public.__mro__ if each.__module__.startswith("qdo.")]
+        parts += [] if public.__name__ in MADE else [public.__init__]
         for name, each in inspect.getmembers_static(public):
             if name[0] != "_" and (shown == "" or name in (shown or "").strip().split(", ")):
                 parts.append(getattr(each, "fget", getattr(each, "__func__", each)))
-        if public.__name__ not in MADE:
-            parts.append(public.__init__)
-    for part in parts:
-        if inspect.isfunction(part) or inspect.isclass(part):
-            names = names_of(part.__module__)
-            for name, kind in vars(part).get("__annotations__", part.__annotations__).items():
-                if name[0] != "_":
-                    yield eval(kind, names) if isinstance(kind, str) else kind
+    for part in filter(lambda each: inspect.isfunction(each) or inspect.isclass(each), parts):
+        given = vars(part).get("__annotations__", part.__annotations__)
+        public_ones = [kind for name, kind in given.items() if name[0] != "_"]
+        names = names_of(part.__module__)
+        yield from (eval(each, names) if isinstance(each, str) else each for each in public_ones)
 
 
 def classes(kind: Any) -> Iterator[type]:
     """Yield the classes of qdo within a type."""
-    if isinstance(kind, list | tuple):
-        for each in kind:
-            yield from classes(each)
-    elif isinstance(kind, typing.TypeVar):
+    if isinstance(kind, typing.TypeVar):
         yield from classes(kind.__bound__)
-    elif (origin := typing.get_origin(kind)) is not None:
-        yield from classes([*typing.get_args(kind), *([origin] if inspect.isclass(origin) else [])])
+    elif isinstance(kind, list | tuple) or typing.get_origin(kind) is not None:
+        parts = kind if isinstance(kind, list | tuple) else typing.get_args(kind)
+        for each in (*parts, typing.get_origin(kind)):
+            yield from classes(each)
     elif inspect.isclass(kind) and kind.__module__.partition(".")[0] == "qdo":
         yield kind
 

@@ -1,7 +1,11 @@
-"""The recipes of the documentation work; an acceptance test types their commands."""
+"""The recipes of the documentation work, and the programs of the page about async programs.
+
+An acceptance test types the commands of the recipes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Callable
@@ -13,19 +17,17 @@ import pytest
 from qdo.testing import TestKit
 from tests.support.doc_pages import blocks, read
 
-Recipe = Callable[[str], ModuleType]
+Recipe = Callable[..., ModuleType]
 
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """Return a function that imports a file of the page, in a folder of its own."""
+    """Return a function that imports a file of a page, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def load(name: str) -> ModuleType:
-        (text,) = [
-            each.text for each in blocks(read("recipes")) if each.options.get("caption") == name
-        ]
+    def load(name: str, page: str = "recipes") -> ModuleType:
+        (text,) = [each.text for each in blocks(read(page)) if each.options.get("caption") == name]
         (tmp_path / name).write_text(text)
         module = name.removesuffix(".py")
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -97,3 +99,14 @@ def test_old_and_new_format_are_understood(
         assert kit.backlog("parcel-ada").count == 1
         assert kit.dead_letters("parcel-ada") == []
         assert {each.outcome for each in kit.attempts("parcel-ada")[2:]} == {"wait"}
+
+
+def test_the_async_page(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    """A coroutine awaits a result, and so does its test."""
+    quotes = recipe("quotes.py", "async")
+    with TestKit(quotes.app):
+        asyncio.run(quotes.main())
+    assert capsys.readouterr().out == "42\n"
+    page = recipe("test_quotes.py", "async")
+    with TestKit(page.app) as kit:
+        asyncio.run(page.test_a_quote(lambda app: kit))

@@ -26,268 +26,193 @@ class Paid:
     at: datetime
 
 
+OUTAGES: list[Exception] = []
+
+
+@dataclasses.dataclass
+class Known:
+    """Its check asks a database, which may be away."""
+
+    order: int
+
+    def __post_init__(self) -> None:
+        if OUTAGES:
+            raise OUTAGES.pop()
+
+
 Job = Callable[[Any, Any], Any]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-class KindApp:
-    """An app, the bodies that each of its jobs got, and its kit."""
+class KindShop:
+    """An app, and the bodies that each of its jobs got."""
 
     def __init__(self) -> None:
         self.app = qdo.App("shop", attempts=5)
         self.got: list[tuple[str, Any]] = []
 
-    def job(self, name: str, queues: str = "customer-*", **options: Any) -> None:
-        def job(message: Any, context: Any) -> Any:
-            if isinstance(message, qdo.Batch):
-                self.got.append((name, [each.body for each in message]))
-            else:
-                self.got.append((name, message.body))
+    def job(
+        self, name: str, queues: str = "q*", hint: str = "Any", wait: bool = False, **options: Any
+    ) -> None:
+        """Register a job, whose first parameter has an annotation.
 
-        self.app.job(queues, **options)(job)
+        :param wait: the job is a coroutine.
+        """
 
-    def stored(self, queue: str, body: Any, kind: str | None = None) -> None:
-        """Store a body that another program does not check."""
+        def job(message: Any, context: Any) -> None:
+            is_batch = isinstance(message, qdo.Batch)
+            self.got.append((name, [each.body for each in message] if is_batch else message.body))
+
+        async def coroutine(message: Any, context: Any) -> None:
+            await asyncio.sleep(0)
+            job(message, context)
+
+        for each in (job, coroutine):
+            each.__annotations__["message"] = hint
+        self.app.job(queues, **options)(coroutine if wait else job)
+
+    def store(self, queue: str, body: Any, kind: str | None = None) -> None:
+        """Send like another program, which does not check."""
         known, self.app.type_of = self.app.type_of, None
         self.app.send(queue, body, kind=kind)
         self.app.type_of = known
 
+    def errors(self, kit: TestKit) -> list[tuple[str, str, int]]:
+        """Run all messages; return the outcome and error of each failed attempt."""
+        kit.run_until_settled()
+        return [
+            (each.outcome, each.error.partition(":")[0], each.attempt)
+            for each in kit.attempts()
+            if each.error is not None
+        ]
+
 
 @pytest.fixture
-def shop() -> KindApp:
-    return KindApp()
+def shop() -> KindShop:
+    return KindShop()
 
 
-def errors(kit: TestKit) -> list[tuple[int, str]]:
-    return [(each.attempts, each.error.partition(":")[0]) for each in kit.dead_letters()]
+Options = dict[str, Any]
+PLACED: Options = {"body": Placed}
+PAID: Options = {"body": Paid}
+TYPE = ("dead-letter", "BodyTypeError", 1)
+KIND = ("dead-letter", "UnknownKindError", 1)
+ORDERS = [{"order": each} for each in range(6)]
+X = {"order": "x"}
+PLAIN = (ORDERS[1], None, ("placed", Placed(1)))
+IN_BATCH = (ORDERS[1], None, ("placed", [Placed(1)]))
+ROUTES: dict[str, tuple[dict[str, Options], *tuple[tuple[Any, str | None, tuple[Any, ...]], ...]]]
+ROUTES = {
+    "objects have the kind of their class, or that of its job; other bodies name it": (
+        {"placed": {"kind": "Old", **PLACED}, "paid": PAID, "raw": {"kind": "Image"}, "rest": {}},
+        (Placed(1), None, ("placed", Placed(1))),
+        (Paid(1, NOW), None, ("paid", Paid(1, NOW))),
+        (ORDERS[2], "Old", ("placed", Placed(2))),
+        ({"order": 3, "at": NOW}, "Paid", ("paid", Paid(3, NOW))),
+        (b"\xff", "Image", ("raw", b"\xff")),
+        (ORDERS[4], "New", ("rest", ORDERS[4])),
+        (ORDERS[5], None, ("rest", ORDERS[5])),
+    ),
+    "the only job, with an annotation, takes messages without a kind": (
+        {"placed": {"hint": "qdo.Message[Placed]"}},
+        PLAIN,
+        (ORDERS[2], "Placed", ("placed", Placed(2))),
+    ),
+    "a kind does not choose between globs": (
+        {"rest": {}, "placed": {"queues": "q-*", **PLACED}},
+        (ORDERS[1], "Paid", KIND),
+        PLAIN,
+    ),
+    "coroutines and misfits": (
+        {"placed": {"wait": True, **PLACED}, "paid": {"wait": True, **PAID}},
+        (X, "Placed", TYPE),
+        (ORDERS[1], "Plcaed", KIND),
+        (ORDERS[1], None, KIND),
+        (Paid(1, NOW), None, ("paid", Paid(1, NOW))),
+    ),
+    "a batch with a misfit runs one by one": (
+        {"placed": {"hint": "qdo.Batch[Placed]", "batch": 10}},
+        IN_BATCH,
+        IN_BATCH,
+        (X, None, TYPE),
+        IN_BATCH,
+    ),
+}
+"""Jobs by name; bodies that are sent, each with a kind, and its end: the job, or an error."""
 
 
-# --- which function gets a message ---
-
-
-def test_jobs_share_a_queue_in_its_order(shop: KindApp) -> None:
-    """Objects have the kind of their class; other bodies name it."""
-    shop.job("placed", body=Placed)
-    shop.job("paid", body=Paid)
-    shop.job("raw", kind="Image")
-    shop.job("rest")
-    sent = [Placed(1), Paid(1, NOW), Placed(2)]
+@pytest.mark.parametrize("case", ROUTES)
+def test_a_message_reaches_the_job_of_its_kind(shop: KindShop, case: str) -> None:
+    """In the queue's order. A sender refuses what ends at once if another program sends it."""
+    jobs, *sent = ROUTES[case]
+    for name, options in jobs.items():
+        shop.job(name, **options)
+    stream = shop.app.stream("q-s", shards=2)
     with TestKit(shop.app) as kit:
-        for body in sent:
-            shop.app.send("customer-1", body)
-        shop.app.send("customer-1", {"order": 3, "at": NOW}, kind="Paid")
-        shop.app.send("customer-1", b"\xff", kind="Image")
-        shop.app.send("customer-1", {"order": 4}, kind="New")
-        shop.app.send("customer-1", {"order": 5})
-        kit.run_until_settled()
-    expected = ["placed", "paid", "placed", "paid", "raw", "rest", "rest"]
-    assert [name for name, _ in shop.got] == expected
-    bodies = [body for _, body in shop.got]
-    assert bodies == [*sent, Paid(3, NOW), b"\xff", {"order": 4}, {"order": 5}]
+        for body, kind, ending in sent:
+            if len(ending) == 3:
+                for send in (shop.app.send, stream.send):
+                    with pytest.raises(UsageError):
+                        send("q-1", body, kind=kind)
+                shop.store("q-1", body, kind)
+            else:
+                shop.app.send("q-1", body, kind=kind)
+        assert shop.errors(kit) == [each for _, _, each in sent if len(each) == 3]
+        assert shop.got == [each for _, _, each in sent if len(each) == 2]
 
 
-@pytest.mark.parametrize("kind", [None, "Placed"])
-def test_the_only_job_takes_messages_without_a_kind(shop: KindApp, kind: str | None) -> None:
-    """Senders that know no kinds need no change."""
-    shop.job("placed", body=Placed)
-    with TestKit(shop.app) as kit:
-        shop.app.send("customer-1", {"order": 1}, kind=kind)
-        kit.run_until_settled()
-    assert shop.got == [("placed", Placed(1))]
-
-
-def test_the_most_specific_glob_wins(shop: KindApp) -> None:
-    """A kind does not choose between globs."""
-    shop.job("rest", "customer-*")
-    shop.job("vip", "customer-vip-*", body=Placed)
-    with TestKit(shop.app) as kit:
-        shop.stored("customer-vip-1", {"order": 1}, "Paid")
-        shop.app.send("customer-vip-1", Placed(1))
-        kit.run_until_settled()
-        assert errors(kit) == [(1, "UnknownKindError")]
-    assert shop.got == [("vip", Placed(1))]
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "error"),
-    [
-        ({"order": "x"}, "Placed", "BodyTypeError"),
-        ({"order": 1}, "Plcaed", "UnknownKindError"),
-        ({"order": 1}, None, "UnknownKindError"),
-    ],
-)
-def test_a_misfit_ends_at_once(shop: KindApp, body: Any, kind: str | None, error: str) -> None:
-    """The sender refuses it; a message of another program becomes a dead letter."""
-    shop.job("placed", body=Placed)
-    shop.job("paid", body=Paid)
-    with TestKit(shop.app) as kit:
-        for send in (shop.app.send, shop.app.stream("customer-s", shards=2).send):
-            with pytest.raises(UsageError):
-                send("customer-1", body, kind=kind)
-        shop.stored("customer-1", body, kind)
-        shop.app.send("customer-1", Placed(2))
-        kit.run_until_settled()
-        assert errors(kit) == [(1, error)]
-    assert shop.got == [("placed", Placed(2))]
-
-
-def test_a_misfit_blocks_a_queue_that_its_policy_blocks(shop: KindApp) -> None:
-    shop.job("placed", body=Placed, policy=qdo.Policy(then="block"))
-    with TestKit(shop.app) as kit:
-        shop.stored("customer-1", {"order": "x"})
-        shop.app.send("customer-1", Placed(2))
-        kit.run_until_settled()
-        assert list(kit.blocked()) == ["customer-1"]
-    assert shop.got == []
-
-
-def test_a_batch_with_a_misfit_runs_one_by_one(shop: KindApp) -> None:
-    """A part of it cannot run before the error, which a transaction of middleware would undo."""
-    shop.job("placed", body=Placed, batch=10)
-    with TestKit(shop.app) as kit:
-        for body in [{"order": 1}, {"order": 2}, {"order": "x"}, {"order": 4}]:
-            shop.stored("customer-1", body)
-        kit.run_until_settled()
-        assert errors(kit) == [(1, "BodyTypeError")]
-    assert [bodies for _, bodies in shop.got] == [[Placed(1)], [Placed(2)], [Placed(4)]]
-
-
-def test_a_request_is_not_for_a_queues_job(shop: KindApp) -> None:
+def test_a_request_is_not_for_a_queues_job(shop: KindShop) -> None:
     """The job of its pool may be in another program."""
     shop.job("placed", "*", body=Placed)
     with TestKit(shop.app, without_job="elsewhere"):
         shop.app.request("elsewhere", {"other": 1})
 
 
-def test_a_webhook_has_the_kind_of_its_declaration(shop: KindApp) -> None:
+def test_a_webhook_has_the_kind_of_its_declaration(shop: KindShop) -> None:
     """Its sender gets no error for a body that does not fit: an operator sees the dead letter."""
-    shop.job("placed", "hooks", body=Placed)
-    shop.job("rest", "hooks")
-    shop.app.webhook("/placed", queue="hooks", verify="none", kind="Placed")
+    shop.job("placed", body=Placed)
+    shop.job("rest")
+    shop.app.webhook("/placed", queue="q", verify="none", kind="Placed")
     with TestKit(shop.app) as kit:
         assert [kit.deliver("/placed", {"order": each}) for each in (1, "x")] == [202, 202]
-        kit.run_until_settled()
-        assert errors(kit) == [(1, "BodyTypeError")]
+        assert shop.errors(kit) == [TYPE]
     assert shop.got == [("placed", Placed(1))]
 
 
-# --- annotations, coroutines, middleware ---
+def test_an_outage_within_a_type_is_no_misfit(shop: KindShop) -> None:
+    """The message is retried as after an error of the job."""
+    shop.job("known", body=Known)
+    shop.job("rest")
+    with TestKit(shop.app) as kit:
+        shop.store("q", Known(1))
+        OUTAGES.append(ConnectionError("away"))
+        assert shop.errors(kit) == [("retry", "ConnectionError", 1)]
+    assert shop.got == [("known", Known(1))]
 
 
-def test_an_annotation_is_a_type(shop: KindApp) -> None:
-    """Of messages, batches and requests; `Any` and other annotations are none."""
+def test_answers_and_results_have_a_type(shop: KindShop) -> None:
+    """An answer that does not fit fails the attempt, and the request asks again."""
 
-    @shop.app.job("a")
-    def one(message: qdo.Message[Placed], context: Any) -> None:
-        shop.got.append(("one", message.body))
+    @shop.app.job("ask", pool=True)
+    def ask(request: qdo.Request[Placed], context: Any) -> Paid:
+        assert request.body == Placed(1)
+        return request.pause("when?", type=Paid)
 
-    @shop.app.job("b", batch=5)
-    def many(batch: qdo.Batch[Placed], context: Any) -> None:
-        shop.got.append(("many", batch[0].body))
-
-    @shop.app.job("c", pool=True)
-    def asked(request: qdo.Request[Placed], context: Any) -> Paid:
-        return Paid(request.body.order, NOW)
-
-    @shop.app.job("d")
-    def free(message: qdo.Message[Any], context: Any) -> None:
-        shop.got.append(("free", message.body))
+    @shop.app.job("answers")
+    def answer(message: qdo.Message[dict[str, Any]], context: Any) -> None:
+        if message.body["outcome"] == "paused":
+            handle.resume(1 if message.body["take"] == 1 else Paid(1, NOW))
 
     with TestKit(shop.app) as kit:
-        for queue in "abd":
-            shop.app.send(queue, {"order": 1})
-        handle = shop.app.request("c", Placed(1))
+        handle = shop.app.request("ask", Placed(1), then="answers", events=True)
         kit.run_until_settled()
         assert handle.result(type=Paid) == Paid(1, NOW)
         assert handle.result() == {"order": 1, "at": "2026-01-02T00:00:00Z"}
         with pytest.raises(RequestFailedError):
             handle.result(type=list[int])
-    fitting = [("free", {"order": 1}), ("many", Placed(1)), ("one", Placed(1))]
-    assert sorted(shop.got, key=str) == sorted(fitting, key=str)
 
 
-def test_an_answer_has_a_type(shop: KindApp) -> None:
-    """One that does not fit fails the attempt, and the request asks again."""
-
-    @shop.app.job("ask", pool=True)
-    def ask(request: qdo.Request[Placed], context: Any) -> None:
-        shop.got.append(("ask", request.pause("when?", type=Paid)))
-
-    @shop.app.job("answers")
-    def answer(message: qdo.Message[dict[str, Any]], context: Any) -> None:
-        if message.body["outcome"] == "paused":
-            answers = 1 if message.body["take"] == 1 else Paid(1, NOW)
-            shop.app.handle("a").resume(answers)
-
-    with TestKit(shop.app) as kit:
-        shop.app.request("ask", Placed(1), id="a", then="answers", events=True)
-        kit.run_until_settled()
-    assert shop.got == [("ask", Paid(1, NOW))]
-
-
-def test_an_unknown_name_in_an_annotation_is_refused(shop: KindApp) -> None:
-    def job(message: qdo.Message[Nowhere], context: Any) -> None: ...  # type: ignore[name-defined] # noqa: F821
-
-    with pytest.raises(UsageError):
-        shop.app.job("a")(job)
-    shop.app.job("a", body=Placed)(job)
-
-
-def test_a_renamed_class_is_sent_as_its_old_kind(shop: KindApp) -> None:
-    shop.job("placed", "a", body=Placed, kind="OrderPlaced")
-    shop.job("paid", "a", body=Paid)
-    with TestKit(shop.app) as kit:
-        shop.app.send_many([("a", Placed(1)), ("a", Paid(1, NOW))])
-        shop.app.send("a", {"order": 2}, kind="OrderPlaced")
-        kit.run_until_settled()
-    assert shop.got == [("placed", Placed(1)), ("paid", Paid(1, NOW)), ("placed", Placed(2))]
-
-
-def test_an_outage_within_a_type_is_no_misfit(shop: KindApp) -> None:
-    """A check may ask a database; the message is retried as after an error of the job."""
-    outages = [ConnectionError("away")]
-
-    @dataclasses.dataclass
-    class Known:
-        order: int
-
-        def __post_init__(self) -> None:
-            if outages:
-                raise outages.pop()
-
-    shop.job("known", "a", body=Known)
-    with TestKit(shop.app) as kit:
-        shop.stored("a", {"order": 1})
-        kit.run_until_settled()
-        assert [each.outcome for each in kit.attempts("a")] == ["retry", "done"]
-    assert shop.got == [("known", Known(1))]
-
-
-def test_two_types_of_one_job_are_refused(shop: KindApp) -> None:
-    def job(message: qdo.Message[Paid], context: Any) -> None: ...
-
-    with pytest.raises(UsageError):
-        shop.app.job("a", body=Placed)(job)
-    shop.app.job("a", body=Paid)(job)
-
-
-def test_coroutines_share_a_queue(shop: KindApp) -> None:
-    @shop.app.job("a", body=Placed)
-    async def placed(message: qdo.Message[Placed], context: Any) -> None:
-        await asyncio.sleep(0)
-        shop.got.append(("placed", message.body))
-
-    @shop.app.job("a", body=Paid)
-    async def paid(message: qdo.Message[Paid], context: Any) -> None:
-        shop.got.append(("paid", message.body))
-
-    with TestKit(shop.app) as kit:
-        shop.app.send_many([("a", Placed(1)), ("a", Paid(1, NOW))])
-        kit.run_until_settled()
-    assert shop.got == [("placed", Placed(1)), ("paid", Paid(1, NOW))]
-
-
-def test_middleware_and_hooks_see_json(shop: KindApp) -> None:
+def test_middleware_and_hooks_see_json(shop: KindShop) -> None:
     """Only the job's own message has the type; both number equal sends together."""
     shop.job("rest", "out")
 
@@ -316,27 +241,25 @@ def test_middleware_and_hooks_see_json(shop: KindApp) -> None:
 # --- registration ---
 
 
-async def coroutine(message: Any, context: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         ({}, {}),
-        ({"body": Placed}, {"kind": "Placed"}),
-        ({"body": Placed}, {"body": Paid, "order": "key"}),
-        ({"body": Placed, "policy": qdo.Policy(attempts=2)}, {"body": Paid}),
-        ({"body": Placed, "batch": 5}, {"body": Paid, "batch": 5}),
+        (PLACED, {"kind": "Placed"}),
+        (PLACED, {**PAID, "order": "key"}),
+        (PLACED, {**PAID, "wait": True}),
+        ({**PLACED, "policy": qdo.Policy(attempts=2)}, PAID),
+        ({**PLACED, "batch": 5}, {**PAID, "batch": 5}),
         ({}, {"kind": ""}),
         ({}, {"kind": 5}),
         ({}, {"kind": "\ud800"}),
         ({"pool": True}, {"kind": "Placed"}),
+        ({**PLACED, "hint": "qdo.Message[Nowhere]"}, {"hint": "qdo.Message[Nowhere]"}),
+        ({**PAID, "hint": "qdo.Message[Paid]"}, {**PLACED, "hint": "qdo.Message[Paid]"}),
     ],
 )
-def test_jobs_that_cannot_share_a_glob(
-    shop: KindApp, first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    """The refusal leaves the first one as it was."""
+def test_jobs_that_cannot_share_a_glob(shop: KindShop, first: Options, second: Options) -> None:
+    """Or have no type. The refusal leaves the first one as it was."""
     shop.job("first", **first)
     before = shop.app.jobs
     with pytest.raises(UsageError):
@@ -344,13 +267,10 @@ def test_jobs_that_cannot_share_a_glob(
     assert shop.app.jobs == before
 
 
-def test_sync_and_async_jobs_cannot_share_a_glob(shop: KindApp) -> None:
-    shop.job("first", body=Placed)
-    with pytest.raises(UsageError):
-        shop.app.job("customer-*", body=Paid)(coroutine)
+async def coroutine(message: Any, context: Any) -> None: ...
 
 
-def test_a_job_without_a_type_is_its_function(shop: KindApp) -> None:
+def test_a_job_without_a_type_is_its_function(shop: KindShop) -> None:
     """So that it costs nothing, and errors and logs name the functions of others."""
     shop.app.job("a")(coroutine)
     shop.app.job("b", body=Placed)(coroutine)

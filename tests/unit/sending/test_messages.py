@@ -126,10 +126,9 @@ def test_a_mistyped_option_names_its_call(app: App) -> None:
     for name, call in calls.items():
         with pytest.raises(UsageError) as caught:
             call({"delay_second": 5})
-        assert name in caught.value.details["reason"]
-        assert (
-            "got 'delay_second' (did you mean 'delay_seconds'?)" in caught.value.details["reason"]
-        )
+        reason = caught.value.details["reason"]
+        assert name in reason
+        assert "got 'delay_second' (did you mean 'delay_seconds'?)" in reason
     assert app.broker.catalog.names() == []
 
 

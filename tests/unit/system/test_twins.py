@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from qdo.message import Message
 from qdo.requests.calls import Handle
 from qdo.requests.jobs import Request
 from qdo.sending.streams import Stream
-from qdo.system.twins import AsyncBlock
 from qdo.testing import TestKit
 
 WITHOUT_WAITING = {
@@ -116,49 +113,3 @@ def test_twins_do_not_warn_and_return_the_results(app: App) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asyncio.run(main())
-
-
-def test_coroutines_hold_locks_in_turn() -> None:
-    """More coroutines wait than an executor has threads; the holder still releases its lock."""
-    held: list[int] = []
-    lock = threading.Lock()
-
-    @contextmanager
-    def locked() -> Iterator[None]:
-        with lock:
-            yield
-
-    async def hold(number: int) -> None:
-        async with AsyncBlock("app.lock", locked()):
-            await asyncio.to_thread(held.append, number)
-
-    async def main() -> None:
-        await asyncio.wait_for(asyncio.gather(*map(hold, range(64))), 30)
-
-    asyncio.run(main())
-    assert sorted(held) == list(range(64))
-
-
-def test_a_cancelled_entry_is_undone() -> None:
-    """The thread of a cancelled ``async with`` still gets the lock; it must give it back."""
-    may_begin = threading.Event()
-    ended = threading.Event()
-
-    @contextmanager
-    def slow() -> Iterator[int]:
-        assert may_begin.wait(30)
-        try:
-            yield 1
-        finally:
-            ended.set()
-
-    async def main() -> None:
-        entering = asyncio.create_task(AsyncBlock("slow", slow()).__aenter__())
-        await asyncio.sleep(0)
-        entering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await entering
-        may_begin.set()
-
-    asyncio.run(main())
-    assert ended.wait(30)

@@ -9,10 +9,8 @@ import qdo
 from qdo.contrib.django import app
 from qdo.idempotency import ProcessedMessages
 
-hooks = []
 
-
-def mark(message):
+def mark(message, context):
     with transaction.atomic():
         order = Order.objects.select_for_update().get(pk=message.body["order"])
         with connection.cursor() as cursor:
@@ -22,19 +20,8 @@ def mark(message):
         app.send("marked", order.pk, connection=connection)
 
 
-@app.job("greenlet-*")
-def in_greenlet(message, context):
-    mark(message)
-
-
-@app.job("thread-*", executor="thread")
-def in_thread(message, context):
-    mark(message)
-
-
-@app.job("process-*", executor="process")
-def in_process(message, context):
-    mark(message)
+for executor in ("greenlet", "thread", "process"):
+    app.job(f"{executor}-*", executor=executor)(mark)
 
 
 @app.job("async-*")
@@ -75,7 +62,7 @@ def record(message, context):
 
 @app.failure
 def note_failure(message, context, error):
-    hooks.append(Order.objects.count())
+    Order.objects.exists()
 
 
 @app.observer

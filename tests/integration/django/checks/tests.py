@@ -19,55 +19,29 @@ from qdo.testing import TestKit
 
 
 class Sending:
-    def bodies(self, act):
-        with TestKit(app) as kit:
-            act()
-            kit.run_until_settled()
-            return kit.done("marked")
-
-    def test_every_form_of_a_connection(self):
+    def test_messages_and_requests_follow_transactions(self):
+        """With each form of a connection; with autocommit, they are sent at once."""
         connection.ensure_connection()
-        forms = ("default", connection, connections["default"], connection.connection)
-
-        def act():
-            for number, form in enumerate(forms):
-                with transaction.atomic():
-                    app.send("marked", number, connection=form)
-
-        self.assertEqual(self.bodies(act), [0, 1, 2, 3])
-
-    def test_rollbacks_send_nothing(self):
-        def act():
-            with transaction.atomic():
-                app.send("marked", 1, connection="default")
-                with self.assertRaises(ValueError), transaction.atomic():
-                    app.send("marked", 2, connection="default")
-                    raise ValueError
-            with self.assertRaises(ValueError), transaction.atomic():
-                app.send("marked", 3, connection="default")
-                raise ValueError
-
-        self.assertEqual(self.bodies(act), [1])
-
-    def test_an_open_transaction_keeps_its_messages(self):
-        with TestKit(app) as kit, transaction.atomic():
+        with TestKit(app) as kit:
             app.send("marked", 1, connection="default")
             kit.run_until_settled()
-            self.assertEqual(kit.done(), [])
-
-    def test_autocommit_sends_at_once(self):
-        self.assertEqual(self.bodies(lambda: app.send("marked", 1, connection="default")), [1])
-
-    def test_requests_follow_transactions(self):
-        with TestKit(app) as kit:
             with transaction.atomic():
+                for form in ("default", connection, connections["default"], connection.connection):
+                    app.send("marked", 2, connection=form)
                 handle = app.request("pool", 20, connection="default")
+                kit.run_until_settled()
+                self.assertEqual(kit.done(), [1])
+                with self.assertRaises(ValueError), transaction.atomic():
+                    app.send("marked", 3, connection="default")
+                    raise ValueError
             with self.assertRaises(ValueError), transaction.atomic():
+                app.send("marked", 4, connection="default")
                 app.request("pool", 30, connection="default")
                 raise ValueError
+            app.send("sending", 5)
             kit.run_until_settled()
-            self.assertEqual(handle.result(0), 21)
-            self.assertEqual(len(kit.requests()), 1)
+            self.assertEqual(kit.done("marked"), [1, 2, 2, 2, 2, 5])
+            self.assertEqual((handle.result(0), len(kit.requests())), (21, 1))
 
     def test_writes_join_transactions(self):
         with TestKit(app) as kit:
@@ -80,9 +54,6 @@ class Sending:
             with connection.cursor() as cursor:
                 cursor.execute("DROP TABLE qdo_done_messages")
 
-    def test_jobs_send_in_their_transactions(self):
-        self.assertEqual(self.bodies(lambda: app.send("sending", 7)), [7])
-
 
 class InTestCase(Sending, TestCase):
     def test_a_captured_commit_sends_once(self):
@@ -91,19 +62,6 @@ class InTestCase(Sending, TestCase):
                 app.send("marked", 1, connection="default")
             kit.run_until_settled()
             self.assertEqual(kit.done(), [1])
-
-    def test_the_transaction_survives_a_job(self):
-        order = Order.objects.create(customer="ada", item="book")
-        self.bodies(lambda: app.send("marked", order.pk))
-        order.refresh_from_db()
-        self.assertEqual(order.item, "marked")
-
-    def test_a_failing_job_is_quiet(self):
-        with TestKit(app) as kit:
-            app.send("failing", 1)
-            kit.run_until_settled()
-            (letter,) = kit.dead_letters()
-        self.assertIn("cannot be shipped", letter.error)
 
     def test_messages_without_a_kit_stay_in_memory(self):
         app.send("marked", 1)
@@ -118,7 +76,7 @@ class InTestCase(Sending, TestCase):
 
 
 class WithCommits(Sending, TransactionTestCase):
-    pass
+    """The same where each transaction commits."""
 
 
 class DjangoTasks(TestCase):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -28,38 +25,23 @@ NAMES = [name for name, row in table("async", "async-libraries").items() if row[
 MESSAGES = 8
 
 
-@pytest.fixture
-def environ(postgresql: PostgresqlDatabase) -> Iterator[dict[str, str]]:
-    class Here(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"here")
-
-        def log_message(self, *args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        site = f"http://localhost:{server.server_port}"
-        yield {"DATABASE": postgresql.url(), "SITE": site}
-        server.shutdown()
-        serving.join()
-
-
 @pytest.mark.slow
-def test_async_jobs_of_a_worker_use_libraries(local_runs: AppRuns, environ: dict[str, str]) -> None:
+def test_async_jobs_of_a_worker_use_libraries(
+    local_runs: AppRuns, postgresql: PostgresqlDatabase
+) -> None:
     """Threads of asgiref and anyio were greenlets on the loop: Django's ORM always failed."""
     local_runs.app.send_many([(name, 0) for name in NAMES for _ in range(MESSAGES)])
-    worker = local_runs.start(APP, "--burst", **environ)
+    worker = local_runs.start(APP, "--burst", DATABASE=postgresql.url())
     assert worker.wait(120.0) == 0
     counts = {name: len(local_runs.runs(name)) for name in NAMES}
     assert counts == dict.fromkeys(NAMES, MESSAGES), worker.output
 
 
 @pytest.mark.slow
-def test_async_jobs_in_the_kit_use_libraries(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_async_jobs_in_the_kit_use_libraries(
+    tmp_path: Path, postgresql: PostgresqlDatabase
+) -> None:
     (tmp_path / "kit.py").write_text(KIT)
-    proc = Proc.python("kit.py", env=environ, cwd=tmp_path)
+    proc = Proc.python("kit.py", env={"DATABASE": postgresql.url()}, cwd=tmp_path)
     assert proc.wait(60.0) == 0
     assert f"[] {2 * len(NAMES)}" in proc.output

@@ -9,16 +9,13 @@ from tests.support.fakes.key_files import key, write_keys
 
 APP = """
 import dataclasses
-
-import qdo
-
-app = qdo.App("desk")
+from tests.apps.notes import app, job
 
 
 @dataclasses.dataclass
 class Placed:
     order: int
-    note: str = ""
+    note: str = dataclasses.field(default="", repr=False)
 
 
 @dataclasses.dataclass
@@ -26,29 +23,14 @@ class Paid:
     order: int
 
 
-def note(message, context):
-    with open("out", "a") as out:
-        text = f"{type(message.body).__name__}{message.body.order}"
-        out.write(f"{message.queue} {text} {message.attempt} {len(vars(message.body))}\\n")
+async def coroutine(message, context):
+    job(message, context)
 
 
-def noted(message, context):
-    note(message, context)
-
-
-async def anote(message, context):
-    note(message, context)
-
-
-async def anoted(message, context):
-    note(message, context)
-
-
-for executor in ("greenlet", "thread", "process"):
-    app.job(executor, body=Placed, executor=executor)(note)
-    app.job(executor, body=Paid, executor=executor)(noted)
-app.job("async", body=Placed)(anote)
-app.job("async", body=Paid)(anoted)
+for body in (Placed, Paid):
+    for executor in ("greenlet", "thread", "process"):
+        app.job(executor, body=body, executor=executor)(job)
+    app.job("async", body=body)(coroutine)
 """
 QUEUES = ("greenlet", "thread", "process", "async")
 
@@ -56,8 +38,7 @@ QUEUES = ("greenlet", "thread", "process", "async")
 def test_each_executor_converts_bodies(local: OperatorDesk, tmp_path: Path) -> None:
     """In the queue's order; a misfit ends at its first attempt, also in a process of its own."""
     keys = write_keys(tmp_path / "keys", key("k1"))
-    chosen = {"keys": keys, "encrypt": ("bodies",)}
-    local.app.use(local.app.settings.merged(chosen, "the test"))
+    local.app.use(local.app.settings.merged({"keys": keys, "encrypt": ("bodies",)}, "the test"))
     for queue in QUEUES:
         local.app.send(queue, {"order": 1, "note": "x" * 1_100_000}, kind="Placed")
         for order, kind in ((2, "Paid"), ("x", "Paid"), (3, "New"), (4, "Paid")):
@@ -65,7 +46,11 @@ def test_each_executor_converts_bodies(local: OperatorDesk, tmp_path: Path) -> N
     worker = local.start(APP, "--burst", QDO_KEYS=keys, QDO_ENCRYPT="bodies")
     assert worker.wait(60.0) == 0, worker.output
     for queue in QUEUES:
-        assert local.runs(queue) == [("Placed1", 1), ("Paid2", 1), ("Paid4", 1)]
+        assert local.runs(queue) == [
+            ("Placed(order=1)", 1),
+            ("Paid(order=2)", 1),
+            ("Paid(order=4)", 1),
+        ]
     letters = local.broker.dead_letters.records()
     assert {(each.queue, each.error.partition(":")[0], each.attempts) for each in letters} == {
         (queue, error, 1) for queue in QUEUES for error in ("BodyTypeError", "UnknownKindError")

@@ -11,7 +11,6 @@ import pytest
 from qdo import outcomes
 from qdo.brokers.kinesis.positions import POSITIONS, pack
 from qdo.brokers.sqs.codec import SQS_POSITIONS
-from qdo.errors import BodyDecodeError, BodyTypeError, UnknownKindError
 from qdo.jobs.retry import Rule
 from qdo.message import Message, Origin
 from qdo.positions import Positions, position_of_time
@@ -71,20 +70,6 @@ def test_outcomes_are_made_again(outcome: outcomes.Outcome) -> None:
     assert type(other) is type(outcome)
     assert vars(other) == vars(outcome)
     assert str(other) == str(outcome)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        BodyTypeError(queue="q", id="1", type="Order", reason="$.id: expected int, got str"),
-        UnknownKindError(queue="q", id="1", kind=None, known="Order"),
-    ],
-)
-def test_a_misfit_is_made_again(error: BodyDecodeError) -> None:
-    """Or its message would be retried."""
-    other = carried(error)
-    assert type(other) is type(error)
-    assert other.details == error.details
 
 
 def test_an_apps_outcome_counts_as_its_base_outcome() -> None:
