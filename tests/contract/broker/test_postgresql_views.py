@@ -24,7 +24,7 @@ from qdo.coordination.znodes.queue_node import FailureRecord, QueueNode
 from qdo.coordination.znodes.values import encode
 from qdo.fleet.timer_node import TimerNode
 from qdo.postgresql.schema import VIEWS, grants
-from tests.support.fakes.dead_letters import dead_letter
+from qdo.testing.contracts.fixtures import dead_letter
 from tests.support.paths import ROOT
 from tests.support.postgresql.server import PostgresqlDatabase
 
