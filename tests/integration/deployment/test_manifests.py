@@ -16,7 +16,7 @@ from kubernetes_validate.utils import all_versions
 from qdo.errors import UnreachableError
 from qdo.settings.settings import Settings
 from qdo.worker.duties.watchdog import block_limit
-from qdo.worker.metrics.catalog import OLDEST
+from qdo.worker.metrics.catalog import BACKLOG
 from qdo.worker.supervisor.restarts import DRAIN_MARGIN_SECONDS, RESTART_BACKOFF
 from tests.support.containers.compose import load_services, seconds
 from tests.support.containers.pods import load_manifests, worker_of
@@ -27,7 +27,9 @@ CONFIG = ROOT / "config"
 UNIT = CONFIG / "qdo-worker.service"
 UNITS = [UNIT, CONFIG / "qdo-ingest.service"]
 SYSTEMD = Path("/lib/systemd/system")
-VERSIONS = all_versions()
+# Older ones do not know `unhealthyPodEvictionPolicy`.
+VERSIONS = [each for each in all_versions() if tuple(map(int, each.split("."))) >= (1, 27)]
+OPERATORS = load_manifests(CONFIG / "kubernetes-operators.yaml")
 
 
 @pytest.fixture
@@ -87,8 +89,7 @@ def test_the_page_names_the_tried_versions() -> None:
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_kubernetes_accepts_the_manifests(manifests: dict[str, Any], version: str) -> None:
     """Strictly: the schemas of the oldest and the newest version know every key."""
-    autoscaler = "HorizontalPodAutoscaler"
-    assert manifests.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget", autoscaler}
+    assert len(manifests) == 6
     for manifest in manifests.values():
         validate(manifest, version, strict=True)
 
@@ -100,10 +101,14 @@ def test_kubernetes_rejects_a_misspelt_key(manifests: dict[str, Any]) -> None:
 
 
 def test_selectors_match_the_pods(manifests: dict[str, Any]) -> None:
-    """Those of the Deployment and of the budget for its pods."""
+    """Those of everything that is for the pods of the Deployment, and not of the schema's Job."""
     labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
     for kind in ("Deployment", "PodDisruptionBudget"):
         assert manifests[kind]["spec"]["selector"] == {"matchLabels": labels}
+    (spread,) = manifests["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    others = (spread["labelSelector"], manifests["NetworkPolicy"]["spec"]["podSelector"])
+    assert [*others, OPERATORS["PodMonitor"]["spec"]["selector"]] == [{"matchLabels": labels}] * 3
+    assert manifests["Job"]["spec"]["template"]["metadata"]["labels"] != labels
 
 
 def test_probes_and_annotations_name_the_address(manifests: dict[str, Any]) -> None:
@@ -120,6 +125,10 @@ def test_probes_and_annotations_name_the_address(manifests: dict[str, Any]) -> N
         "prometheus.io/port": str(port["containerPort"]),
         "prometheus.io/path": "/metrics",
     }
+    (rule,) = manifests["NetworkPolicy"]["spec"]["ingress"]
+    assert rule["ports"] == [{"port": port["containerPort"]}]
+    (endpoint,) = OPERATORS["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
 
 
 def test_the_liveness_probe_waits_for_the_parent(manifests: dict[str, Any]) -> None:
@@ -130,12 +139,24 @@ def test_the_liveness_probe_waits_for_the_parent(manifests: dict[str, Any]) -> N
     assert patience > 2 * block_limit(None, settings.session_timeout_seconds)
 
 
-def test_the_autoscaler_follows_a_served_metric(manifests: dict[str, Any]) -> None:
+def test_the_autoscalers_follow_a_served_metric(manifests: dict[str, Any]) -> None:
+    """Both the same one, of this app only, within the same limits."""
     spec = manifests["HorizontalPodAutoscaler"]["spec"]
+    scaled = OPERATORS["ScaledObject"]["spec"]
     (metric,) = spec["metrics"]
-    assert metric["external"]["metric"]["name"] == OLDEST.name
-    assert OLDEST.name in read("deployment")
-    assert spec["scaleTargetRef"]["name"] == manifests["Deployment"]["metadata"]["name"]
+    ((label, app),) = metric["external"]["metric"]["selector"]["matchLabels"].items()
+    (asked,) = [each["metadata"] for each in scaled["triggers"]]
+    assert metric["external"]["metric"]["name"] == BACKLOG.name
+    assert BACKLOG.name in read("deployment")
+    assert asked["query"] == f'max({BACKLOG.name}{{namespace="default", {label}="{app}"}})'
+    assert asked["threshold"] == metric["external"]["target"]["averageValue"]
+    assert manifests["Deployment"]["spec"]["template"]["metadata"]["labels"] == {label: app}
+    assert OPERATORS["PodMonitor"]["spec"]["podTargetLabels"] == [label]
+    names = (spec["scaleTargetRef"]["name"], scaled["scaleTargetRef"]["name"])
+    assert names == (manifests["Deployment"]["metadata"]["name"],) * 2
+    assert spec["behavior"] == scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    limits = (scaled["minReplicaCount"], scaled["maxReplicaCount"])
+    assert (spec["minReplicas"], spec["maxReplicas"]) == limits
     assert "replicas" not in manifests["Deployment"]["spec"]
 
 
