@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.soak import ci_fleet, request_fleet, stream_fleet
-from tests.soak.broker_server import BrokerServer
+from tests.soak.broker_server import BrokerServer, RedisBroker
 from tests.soak.checks import check_journal, check_owners, unfinished
 from tests.soak.crew import OperatorCrew
 from tests.soak.fleet import AWHILE, SoakFleet
@@ -36,6 +36,8 @@ from tests.support.processes import descendants
 
 PARENTS = 2
 KINDS = ("embedded", "zookeeper", "postgresql")
+SERVERS: dict[str, Callable[[], Any]] = {"postgresql": BrokerServer, "redis": RedisBroker}
+"""Brokers with a server."""
 SEND_EVERY = 0.25
 """Seconds between two messages to each queue."""
 
@@ -55,7 +57,7 @@ class Round:
     folder: Path
     older: Path | None = None
     operators: int = 0
-    database: BrokerServer | None = None
+    database: BrokerServer | RedisBroker | None = None
 
 
 Play = Callable[[Any, argparse.Namespace], list[str]]
@@ -182,7 +184,8 @@ def _play_round(arguments: argparse.Namespace, number: int) -> list[str]:
             folder.mkdir(parents=True)
         crew = arguments.operators if arguments.older is None else 0
         seconds, older = arguments.seconds, arguments.older
-        with closing(BrokerServer()) if store == "postgresql" else nullcontext() as database:
+        make = SERVERS.get(store)
+        with closing(make()) if make else nullcontext() as database:
             wanted = Round(kind, seed, seconds, folder, older, crew, database)
             return play_other(wanted, arguments) if arguments.app in OTHERS else play(wanted)
 
@@ -198,7 +201,7 @@ def main() -> int:
     parser.add_argument("--keep", help="folder for the files of rounds with violations")
     parser.add_argument("--older", type=Path, help="checkout of a version to run beside this one")
     parser.add_argument("--operators", type=int, default=3, help="at a time; 0 for none")
-    parser.add_argument("--broker", choices=("embedded", "postgresql", "both"), default="both")
+    parser.add_argument("--broker", choices=("embedded", *SERVERS, "both"), default="both")
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between faults")
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--messages", type=int, default=100_000, help="in streams")

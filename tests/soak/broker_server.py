@@ -1,4 +1,4 @@
-"""The PostgreSQL server of a soak, and what befalls it."""
+"""The PostgreSQL or Redis server of a soak, and what befalls it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +28,7 @@ from tests.support.postgresql.schema import prepared
 from tests.support.postgresql.server import PostgresqlAddress, PostgresqlServer
 from tests.support.postgresql.standby import catch_up, promote, start_standby, stop_replication
 from tests.support.processes import descendants
+from tests.support.redis_server import RedisServer, installed_example
 from tests.support.zookeeper_txn_log import NodeChange, Txn
 
 REPEAT_SECONDS = 0.2
@@ -64,7 +66,10 @@ class BrokerServer:
 
     :ivar url: of an empty schema, through the proxy.
     :ivar outages: when it did not respond: begin and end.
+    :ivar folders: what workers need on `sys.path`.
     """
+
+    folders: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._disk = Path(tempfile.mkdtemp(prefix="soak-disk-"))
@@ -221,6 +226,40 @@ class BrokerServer:
         if self._is_mounted:
             subprocess.run(["umount", "--lazy", str(self._disk)], check=True)
         shutil.rmtree(self._disk)
+
+
+class RedisBroker:
+    """A Redis server with the broker of docs/examples/redis_streams; see `BrokerServer`."""
+
+    def __init__(self) -> None:
+        self._disk = tempfile.TemporaryDirectory(prefix="soak-redis-")
+        self.folders = installed_example(Path(self._disk.name))
+        sys.path[:0] = self.folders
+        self._server = RedisServer(Path(self._disk.name))
+        self.url = self._server.url
+
+    def faults(self, dice: random.Random) -> Sequence[Callable[[], None]]:
+        """Return what may befall the server."""
+
+        def kill_redis() -> None:
+            self._server.close()
+            time.sleep(dice.choice((0.0, 2.0)))
+            self._server.start()
+
+        def freeze_redis() -> None:
+            frozen = self._server.proc
+            frozen.send(signal.SIGSTOP)
+            seconds = TIMEOUT_SECONDS * dice.choice((0.3, 1.5, 6.0))
+            threading.Timer(seconds, frozen.send, (signal.SIGCONT,)).start()
+
+        def cut_redis() -> None:
+            self._server.cut_all()
+
+        return [kill_redis, freeze_redis, cut_redis]
+
+    def close(self) -> None:
+        self._server.close()
+        self._disk.cleanup()
 
 
 def send_surely(app: qdo.App, messages: Sequence[qdo.NewMessage]) -> None:

@@ -23,7 +23,7 @@ from qdo.coordination.bulk_reads import read_nodes
 from qdo.coordination.znodes.worker_node import parse_leader
 from qdo.errors import QdoError
 from tests.soak.app import MOST_AT_ONCE, TIMEOUT_SECONDS
-from tests.soak.broker_server import BrokerServer, send_surely
+from tests.soak.broker_server import BrokerServer, RedisBroker, send_surely
 from tests.soak.checks import Entry, Judged, check_log, read_journal
 from tests.soak.shared import LAYOUT, SharedParts
 from tests.support.paths import ROOT
@@ -85,7 +85,7 @@ class SoakFleet:
         coordinator: str,
         seed: int,
         older: Path | None = None,
-        database: BrokerServer | None = None,
+        database: BrokerServer | RedisBroker | None = None,
     ) -> None:
         self.folder = folder
         self._trees = itertools.cycle([older or ROOT, ROOT])
@@ -109,13 +109,15 @@ class SoakFleet:
             self._url = self._ensemble.url()
         self._coordination: BrokerServer | None = None
         if coordinator == "postgresql":
-            self._coordination = database or BrokerServer()
+            shared = database if isinstance(database, BrokerServer) else None
+            self._coordination = shared or BrokerServer()
             self._coordination.record()
             self._url, self.outages = self._coordination.url, self._coordination.outages
         self.environment = {
             "QDO_BROKER": database.url if database else f"sqlite:{folder / 'messages.db'}",
             "QDO_COORDINATOR": self._url,
             "SOAK_JOURNAL": str(self.journal),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), *(database.folders if database else ()))),
         }
         self._app = qdo.App("soak", broker=self.environment["QDO_BROKER"])
         self._most_at_once = MOST_AT_ONCE if older is None else len(QUEUES)
@@ -155,7 +157,8 @@ class SoakFleet:
         """Start a parent with its processes."""
         options = (self.app, "--processes", str(PROCESSES))
         tree = next(self._trees)
-        environment = {**self.environment, "PYTHONPATH": str(tree)}
+        path = self.environment["PYTHONPATH"].replace(str(ROOT), str(tree), 1)
+        environment = {**self.environment, "PYTHONPATH": path}
         proc = Proc.python("-m", "qdo.cli.worker", *options, env=environment, cwd=tree)
         self._parents.append(proc)
 

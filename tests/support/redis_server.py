@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
+import socket
 import tomllib
 from pathlib import Path
 
@@ -54,6 +56,13 @@ class RedisServer:
         argv = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self.proc = Proc(["redis-server", *argv])
         self.proc.wait_for_line("Ready to accept connections")
+
+    def cut_all(self) -> None:
+        """Close the connections of all clients, if the server responds."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)) as on:
+            on.sendall(b"CLIENT KILL TYPE normal\r\nCLIENT KILL TYPE pubsub\r\n")
+            on.settimeout(1.0)
+            on.recv(64)
 
     def close(self) -> None:
         self.proc.__exit__(None, None, None)
