@@ -83,9 +83,30 @@ class RequestStore(abc.ABC):
         """Record the outcome of a request, and send messages about the outcome.
 
         To end a waiting request, pass the take in its record. The outcome "done" deletes the body.
+        The end of the last open step of a suspended request makes that request wait again.
 
         :param failed: the number of attempts that count as failed; None keeps the number.
         :return: whether this take has ended the request, in this call or an earlier one.
+        """
+
+    @abc.abstractmethod
+    def suspend(self, take: Take, note: str | None) -> bool:
+        """Pause a running request without an owner until its steps are over.
+
+        If its steps are already over, the request waits again. Its attempts count from 1 again.
+
+        :return: whether the take was still valid.
+        """
+
+    @abc.abstractmethod
+    def family(self, id: str) -> list[RequestRecord]:
+        """Return a request, and its steps with their results, in the order of asking."""
+
+    @abc.abstractmethod
+    def overdue(self) -> list[str]:
+        """Return the ids of at most 1,000 unfinished requests without steps that must be cancelled.
+
+        Their deadline has passed, or that of a request whose step they already were.
         """
 
     @abc.abstractmethod
@@ -97,16 +118,22 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def retry(self, id: str) -> bool:
+    def retry(self, id: str, since: str | None = None) -> bool:
         """Retry a request that is over and still has its body; return whether this was possible.
 
         Attempts of the request count from 1 again. The number of takes increases, so a repeated
-        report of the earlier end has no effect.
+        report of the earlier end has no effect. Its steps that are not done are deleted, so its job
+        asks for them again. A step itself cannot be retried.
+
+        :param since: a step; delete this step and all later ones, too.
         """
 
     @abc.abstractmethod
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         """Cancel a running or paused request, or answer a paused request; return if it worked.
+
+        The cancellation of a request with steps makes the present time its deadline, so that its
+        job can compensate. Requests without an owner and without steps are not changed.
 
         :param asked: the mark of the question to answer, so that the answer applies to no other
             question.
@@ -160,11 +187,16 @@ class RequestStore(abc.ABC):
 
     @abc.abstractmethod
     def counts(self) -> dict[str, PoolCounts]:
-        """Return the counts of each pool that has unfinished or failed requests."""
+        """Return the counts of each pool that has unfinished or failed requests.
+
+        A failed step counts as part of the request that asked for it.
+        """
 
     @abc.abstractmethod
     def expire(self, failed: Sequence[str] = ()) -> int:
         """Delete at most 1,000 requests that are over and past `until`; return their number.
+
+        Their steps are deleted with them.
 
         :param failed: the ids of failed requests; delete only these requests.
         """

@@ -7,6 +7,7 @@ waiting  no worker has it; it may be taken once it is due              running (
 running  the worker `owner` runs it                                    paused, waiting (put back,
                                                                        give back), over
 paused   its job waits for `resume`, on the same worker                running, waiting, over
+paused   without an owner: it waits for `resume`, or for its steps     over, waiting
 over     it has an outcome; unless it failed, `until` ends it          waiting (an operator's retry)
 =======  ============================================================  ==========================
 """
@@ -71,6 +72,12 @@ class NewRequest:
     reply: str | None = None
     # The time for which the store keeps the request after its end.
     keep_seconds: float = 3600.0
+    # The id of the request whose job asks for this request as a step; see `qdo.requests.steps`.
+    parent: str | None = None
+    # The Unix time at which the leader cancels the request; 0: never. Negative as in `due`.
+    deadline: float = 0.0
+    # Whether no worker takes the request, because `Handle.resume` ends it.
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,9 @@ class RequestRecord:
     # The end of the time `keep`; 0 until the request is over. Then the store deletes the request,
     # unless it failed.
     until: float
+    # See `NewRequest`. The store keeps a step until it deletes the request `parent`.
+    parent: str | None
+    deadline: float
     result: Content | None
 
     @property
@@ -152,6 +162,8 @@ class RequestRecord:
     @property
     def asks(self) -> bool:
         """Whether the request is paused and its job still waits for an answer."""
+        if not self.take.owner and self.take.number:
+            return False  # it waits for its steps
         return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
 
 

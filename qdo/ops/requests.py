@@ -32,11 +32,16 @@ MANY_DEAD = 10_000
 DEAD_SHARE = 10
 
 
-def records(store: RequestStore, pool: str | None, state: str, limit: int) -> list[RequestRecord]:
+def records(
+    store: RequestStore, pool: str | None, state: str, limit: int, of: str | None = None
+) -> list[RequestRecord]:
     """Return the newest requests of a pool, or of all pools.
 
     :param state: one of `STATES` or `OUTCOMES`; "" for all unfinished requests.
+    :param of: the id of a request; return this request and its steps in any state, oldest first.
     """
+    if of is not None:
+        return store.family(of)[:limit]
     if state in OUTCOMES:
         return store.records(pool, (OVER,), limit, newest=True, outcome=state)
     states = (STATES.index(state),) if state else (WAITING, RUNNING, PAUSED)
@@ -63,6 +68,7 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
     reply = decoded_headers(record.reply) or {}
     return {
         "id": record.id,
+        "parent": record.parent,
         "pool": record.pool,
         "state": STATES[record.state],
         "outcome": record.outcome,
@@ -79,6 +85,7 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
         "started": iso_time(record.started or None),
         "ended": iso_time(record.ended or None),
         "until": iso_time(record.until or None),
+        "deadline": iso_time(record.deadline or None),
         "then": reply.get("then"),
         "key": reply.get("key"),
     }
@@ -125,6 +132,8 @@ def state_text(record: RequestRecord) -> str:
     """Return the state of a request, or the outcome of an ended request, for people."""
     if record.is_cancelled:
         return "being cancelled"
+    if record.state == PAUSED and not record.asks and not record.take.owner:
+        return "in steps"
     return record.outcome or STATES[record.state]
 
 
@@ -145,12 +154,24 @@ def check_change(change: str, record: RequestRecord) -> None:
     raise RequestStateError(id=record.id, expected=expected, state=state)
 
 
-def retry(store: RequestStore, id: str) -> None:
-    """Let a failed, skipped or cancelled request wait again; raise RequestStateError for others."""
-    if not store.retry(id):
+def retry(store: RequestStore, id: str, since: str | None = None) -> None:
+    """Let a failed, skipped or cancelled request wait again; raise RequestStateError for others.
+
+    :param since: one of its steps; the job asks for this step and all later ones again.
+    """
+    steps = [each for each in store.family(id) if each.parent == id]
+    if since is not None and since not in {each.id for each in steps}:
+        raise RequestNotFoundError(what=f"step of request {id!r}", name=since, id=since)
+    for each in steps:
+        if each.state != OVER:  # a second run of this step would run beside the first
+            check_change("retry", each)
+    if not store.retry(id, since):
         record = found(store, id)
         check_change("retry", record)
-        raise RequestStateError(id=id, expected="over, with its body", state=state_text(record))
+        expected = "over, with its body"
+        if record.parent is not None:
+            expected = f"no step; retry request {record.parent!r}"
+        raise RequestStateError(id=id, expected=expected, state=state_text(record))
 
 
 def check_dead_letters(case: Case) -> Diagnosis:

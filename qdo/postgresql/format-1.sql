@@ -163,6 +163,8 @@ CREATE TABLE {schema}.requests (
     result bytea CHECK (octet_length(result) <= 67108864),
     until float8 NOT NULL DEFAULT 0,
     asker text NOT NULL DEFAULT session_user,
+    parent text CHECK (length(parent) <= 200),  -- the request whose step this is
+    deadline float8 NOT NULL DEFAULT 0 CHECK (deadline < 'Infinity'),
     PRIMARY KEY (id, app)  -- in this order, or a search for ids may read all rows of the app
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
     toast.autovacuum_vacuum_scale_factor = 0.02);
@@ -170,11 +172,14 @@ CREATE TABLE {schema}.requests (
 CREATE INDEX requests_waiting ON {schema}.requests (app, pool, priority, number, due) WHERE state = 0;
 CREATE INDEX requests_delayed ON {schema}.requests (app, pool, due) WHERE state = 0 AND due > asked;
 CREATE INDEX requests_owned ON {schema}.requests (app, owner, started) WHERE state IN (1, 2);
--- Failed requests stay until an operator decides, so each kind has an index of its own.
+-- Failed requests stay until an operator decides, so each kind has an index of its own. Steps go with
+-- their requests.
 CREATE INDEX requests_over ON {schema}.requests (app, until)
-    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed';
+    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed' AND parent IS NULL;
 CREATE INDEX requests_failed ON {schema}.requests (app, pool, number)
-    WHERE state = 3 AND outcome = 'failed';
+    WHERE state = 3 AND outcome = 'failed' AND parent IS NULL;
+CREATE INDEX requests_steps ON {schema}.requests (app, parent) WHERE parent IS NOT NULL;
+CREATE INDEX requests_late ON {schema}.requests (app, deadline) WHERE deadline > 0 AND state < 3;
 
 -- A pool is known while it has requests that wait; without a unique name, no sender waits for an open
 -- transaction.
@@ -266,7 +271,7 @@ BEGIN
         ['requests', 'length(app) <= 200 AND length(asker) <= 200'
             ' AND length(owner) <= 1000 AND length(outcome) <= 200'
             ' AND octet_length(note) <= 1048576 AND octet_length(error) <= 1048576',
-            'asked, due, state, take, failed, started, keep, until'],
+            'asked, due, state, take, failed, started, keep, until, deadline'],
         ['streams', 'length(app) <= 200 AND length(stream) <= 200 AND length(queue) <= 200'
             ' AND length(low) <= 16 AND length(high) <= 16'
             ' AND cardinality(parents) <= 4096', 'end_position'],

@@ -550,12 +550,37 @@ BEGIN
 END
 $$;
 
+-- Delete requests and their steps, and theirs: a later request with the same id must not find them.
+-- Keep those with the outcome `kept`. Return the number.
+CREATE OR REPLACE FUNCTION {schema}.delete_requests(of_app text, of_ids text[], kept text)
+RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    steps text[];
+    gone bigint := 0;
+    count bigint;
+BEGIN
+    WHILE of_ids <> '{}' LOOP
+        steps := ARRAY(SELECT id FROM {schema}.requests WHERE app = of_app AND parent = ANY (of_ids));
+        DELETE FROM {schema}.requests
+            WHERE app = of_app AND id = ANY (of_ids) AND outcome IS DISTINCT FROM kept;
+        GET DIAGNOSTICS count = ROW_COUNT;
+        gone := gone + count;
+        of_ids := steps;
+    END LOOP;
+    RETURN gone;
+END
+$$;
+
 -- Store requests unless their ids are known; return for each whether it was new. With a node, the
--- transaction is one of the app, and notifies at its commit; see `stage`. A due time below 0 is a
--- delay. An app has as many pools as queues at most.
+-- transaction is one of the app, and notifies at its commit; see `stage`. A due time or deadline
+-- below 0 is a delay. An app has as many pools as queues at most. Requests with the state 2 wait for
+-- an answer. NULL instead of each of the last three arrays stands for default values.
 CREATE OR REPLACE FUNCTION {schema}.ask_requests(
     of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
-    replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
+    replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], parents text[],
+    deadlines float8[], states integer[], lock_ms integer
 ) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -589,13 +614,17 @@ BEGIN
     LOOP
         WITH new AS (
             INSERT INTO {schema}.requests
-                (app, pool, id, priority, asked, due, reply, keep, digest, headers, body)
+                (app, pool, id, priority, asked, due, reply, keep, digest, headers, body, parent,
+                    deadline, state)
                 SELECT of_app, given.pool, given.id, given.priority, {schema}.unix_time(),
                     CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due ELSE given.due END,
-                    given.reply, given.keep, given.digest, given.head, given.body
-                FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies)
-                    WITH ORDINALITY AS given(
-                        pool, id, priority, due, reply, keep, digest, head, body, place)
+                    given.reply, given.keep, given.digest, given.head, given.body, given.parent,
+                    CASE WHEN given.deadline < 0 THEN {schema}.unix_time() - given.deadline
+                        ELSE coalesce(given.deadline, 0) END, coalesce(given.state, 0)
+                FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies,
+                    parents, deadlines, states) WITH ORDINALITY AS given(
+                        pool, id, priority, due, reply, keep, digest, head, body, parent, deadline,
+                        state, place)
                 ORDER BY given.place
                 ON CONFLICT DO NOTHING RETURNING id
         ) SELECT array_agg(id) INTO added FROM new;
@@ -603,10 +632,11 @@ BEGIN
         IF cardinality(fresh) = cardinality(ids) THEN
             RETURN array_fill(true, ARRAY[cardinality(ids)]);
         END IF;
-        DELETE FROM {schema}.requests AS known
+        CONTINUE WHEN {schema}.delete_requests(of_app, ARRAY(
+            SELECT id FROM {schema}.requests AS known
             WHERE app = of_app AND id = ANY (ids) AND id <> ALL (coalesce(fresh, '{}')) AND state > 2
-                AND until <= {schema}.unix_time() AND {schema}.is_asker(known.asker);
-        CONTINUE WHEN FOUND;
+                AND until <= {schema}.unix_time() AND {schema}.is_asker(known.asker)
+            FOR UPDATE), '') > 0;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
             min(given.id) FILTER (
                 WHERE known.digest <> given.digest OR NOT {schema}.is_asker(known.asker))
@@ -779,6 +809,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     valid bigint[];
+    parents text[];
 BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
@@ -809,8 +840,12 @@ BEGIN
         WHERE app = of_app AND held.id = ANY (of_ids) AND held.id = given.id
             AND held.owner = given.owner AND held.take = given.take
             AND CASE given.state WHEN 3 THEN held.state < 3 ELSE held.state IN (1, 2) END
-        RETURNING given.place
-    ) SELECT array_agg(place) INTO valid FROM changed;
+        RETURNING given.place, CASE given.state WHEN 3 THEN held.parent END AS parent
+    ) SELECT array_agg(place), array_agg(DISTINCT parent) FILTER (WHERE parent IS NOT NULL)
+        INTO valid, parents FROM changed;
+    IF parents IS NOT NULL THEN
+        PERFORM {schema}.wake_requests(of_app, parents);
+    END IF;
     IF valid IS NOT NULL AND names IS NOT NULL THEN
         SELECT array_agg(name ORDER BY number), array_agg(key ORDER BY number),
             array_agg(head ORDER BY number), array_agg(body ORDER BY number),
@@ -841,29 +876,98 @@ BEGIN
 END
 $$;
 
--- End a request that waits, with the number of its last take. Senders may.
-CREATE OR REPLACE FUNCTION {schema}.cancel_request(
-    of_app text, of_id text, of_take integer, why text, names text[], keys text[], headers text[],
-    bodies bytea[], ids text[], dues bigint[], dedup_keys text[], dedup_ticks bigint[]
+-- Let suspended requests wait again that have no open steps. The lock makes the ends of the last two
+-- steps, and the suspension, see each other: each statement sees what is committed by then.
+CREATE OR REPLACE FUNCTION {schema}.wake_requests(of_app text, of_ids text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM FROM {schema}.requests WHERE app = of_app AND id = ANY (of_ids)
+        ORDER BY id FOR NO KEY UPDATE;
+    UPDATE {schema}.requests AS held SET state = 0, due = {schema}.unix_time(), note = NULL
+        WHERE app = of_app AND id = ANY (of_ids) AND state + 0 = 2 AND owner = '' AND take > 0
+            AND NOT EXISTS (SELECT FROM {schema}.requests AS step
+                WHERE app = of_app AND step.parent = held.id AND step.state < 3);
+    IF FOUND THEN
+        PERFORM pg_notify({schema}.channel(of_app), 'again');
+    END IF;
+END
+$$;
+
+-- Let a running request wait for its steps, without an owner; return whether its take was valid.
+CREATE OR REPLACE FUNCTION {schema}.suspend_request(
+    of_app text, of_id text, of_owner text, of_take integer, of_note text
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE {schema}.requests SET state = 2, owner = '', note = of_note, failed = 0, crashed = false
+        WHERE app = of_app AND id = of_id AND owner = of_owner AND take = of_take
+            AND state BETWEEN 1 AND 2;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM {schema}.wake_requests(of_app, ARRAY[of_id]);
+    RETURN true;
+END
+$$;
+
+-- Return unfinished requests without steps whose deadline has passed, or that of a request of which
+-- they were steps by then: later steps compensate.
+CREATE OR REPLACE FUNCTION {schema}.overdue_requests(of_app text, most integer) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE late AS (
+        SELECT id, deadline FROM {schema}.requests WHERE app = of_app
+            AND deadline > 0 AND deadline <= {schema}.unix_time() AND state < 3
+        UNION SELECT step.id, late.deadline FROM late JOIN {schema}.requests AS step
+            ON app = of_app AND step.parent = late.id
+            WHERE step.state < 3 AND step.asked <= late.deadline
+    )
+    SELECT DISTINCT held.id FROM late JOIN {schema}.requests AS held
+        ON held.app = of_app AND held.id = late.id
+        WHERE (mark IS NULL OR mark NOT LIKE '{"cancel"%')
+            AND NOT {schema}.has_steps(of_app, held.id) LIMIT most;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.has_steps(of_app text, of_id text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM {schema}.requests WHERE app = of_app AND parent = of_id);
+END
+$$;
+
+-- End a request without an owner, with the number of its last take. Senders may.
+CREATE OR REPLACE FUNCTION {schema}.end_request(
+    of_app text, of_id text, of_take integer, outcome text, why text, head text, result bytea,
+    names text[], keys text[], headers text[], bodies bytea[], ids text[], dues bigint[],
+    dedup_keys text[], dedup_ticks bigint[]
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM {schema}.find_request(of_app, of_id)) AND ({schema}.report_requests(
         of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
-        ARRAY['cancelled'], NULL, NULL, ARRAY(SELECT 1 FROM unnest(names)), names, keys, headers,
-        bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
+        ARRAY[outcome], ARRAY[head], ARRAY[result], ARRAY(SELECT 1 FROM unnest(names)), names, keys,
+        headers, bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
 END
 $$;
 
 -- Cancel a running or paused request, or answer the question `asked` of a paused one; return whether
--- it is one.
+-- it is one. One with steps gets the present time as its deadline instead, so that it may compensate.
 CREATE OR REPLACE FUNCTION {schema}.mark_request(
     of_app text, of_id text, of_mark text, asked text DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF of_mark LIKE '{"cancel"%' AND {schema}.has_steps(of_app, of_id) THEN
+        UPDATE {schema}.requests SET deadline = {schema}.unix_time()
+            WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker) AND state + 0 < 3;
+        RETURN FOUND;
+    END IF;
     UPDATE {schema}.requests AS held SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker)
+        WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker) AND owner <> ''
             AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
                 ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked
                     AND coalesce(held.mark, '{"paused"') LIKE '{"paused"%' END;
@@ -871,15 +975,25 @@ BEGIN
 END
 $$;
 
--- Let a request wait again that is over and has its body. What ended it before is an older take.
-CREATE OR REPLACE FUNCTION {schema}.retry_request(of_app text, of_id text) RETURNS boolean
+-- Let a request wait again that is over and has its body, and is no step. What ended it before is an
+-- older take. Forget its steps that are not done, and those from the step `since` on.
+CREATE OR REPLACE FUNCTION {schema}.retry_request(of_app text, of_id text, since text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.requests SET state = 0, owner = '', take = take + 1, failed = 0,
         crashed = false, due = {schema}.unix_time(), note = NULL, error = NULL, outcome = NULL,
-        result_headers = NULL, result = NULL, until = 0
-        WHERE app = of_app AND id = of_id AND state > 2 AND body IS NOT NULL;
-    RETURN FOUND;
+        result_headers = NULL, result = NULL, until = 0, deadline = 0
+        WHERE app = of_app AND id = of_id AND state > 2 AND body IS NOT NULL AND parent IS NULL;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM {schema}.delete_requests(of_app, ARRAY(
+        SELECT id FROM {schema}.requests WHERE app = of_app AND parent = of_id AND number >= (
+            SELECT number FROM {schema}.requests
+            WHERE app = of_app AND parent = of_id AND id = since)), '');
+    PERFORM {schema}.delete_requests(of_app, ARRAY(
+        SELECT id FROM {schema}.requests WHERE app = of_app AND parent = of_id), 'done');
+    RETURN true;
 END
 $$;
 
@@ -913,13 +1027,10 @@ $$;
 -- Delete those of the given requests that have failed; return their number.
 CREATE OR REPLACE FUNCTION {schema}.discard_requests(of_app text, of_ids text[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    gone bigint;
 BEGIN
-    DELETE FROM {schema}.requests
-        WHERE app = of_app AND id = ANY (of_ids) AND state > 2 AND outcome = 'failed';
-    GET DIAGNOSTICS gone = ROW_COUNT;
-    RETURN gone;
+    RETURN {schema}.delete_requests(of_app, ARRAY(
+        SELECT id FROM {schema}.requests WHERE app = of_app AND id = ANY (of_ids)
+            AND state > 2 AND outcome = 'failed' AND parent IS NULL FOR UPDATE), '');
 END
 $$;
 
@@ -933,11 +1044,10 @@ DECLARE
     now float8 := {schema}.unix_time();
     gone bigint;
 BEGIN
-    DELETE FROM {schema}.requests WHERE app = of_app AND id = ANY (ARRAY(
+    gone := {schema}.delete_requests(of_app, ARRAY(
         SELECT id FROM {schema}.requests
-        WHERE app = of_app AND state = 3 AND outcome IS DISTINCT FROM 'failed' AND until <= now
-        ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS gone = ROW_COUNT;
+        WHERE app = of_app AND state = 3 AND outcome IS DISTINCT FROM 'failed' AND parent IS NULL
+            AND until <= now ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED), '');
     DELETE FROM {schema}.pools WHERE app = of_app AND NOT EXISTS (
         SELECT FROM {schema}.requests WHERE app = of_app AND pool = name AND state = 0);
     RETURN gone;

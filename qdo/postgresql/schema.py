@@ -97,8 +97,8 @@ _MESSAGES = "text[], text[], text[], bytea[], text[], bigint[], text[], bigint[]
 _SENDING = (
     "append(text, text[], text[], text[], bytea[], integer)",
     "ask_requests(bigint, text, text[], text[], integer[], float8[], text[], float8[], bytea[],"
-    " text[], bytea[], integer)",
-    f"cancel_request(text, text, integer, text, {_MESSAGES})",
+    " text[], bytea[], text[], float8[], integer[], integer)",
+    f"end_request(text, text, integer, text, text, text, bytea, {_MESSAGES})",
     "channel(text)",
     "create_stream(text, text, integer)",
     "find_request(text, text)",
@@ -128,8 +128,10 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "open_shards(text, text[])",
         "report_requests(text, text[], text[], integer[], integer[], text[], integer[], float8[],"
         f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
-        "retry_request(text, text)",
+        "overdue_requests(text, integer)",
+        "retry_request(text, text, text)",
         "spans(bigint)",
+        "suspend_request(text, text, text, integer, text)",
         "tidy(bigint)",
         "take_requests(text, text, text, integer, text[], bigint, float8, bigint[], boolean,"
         " integer)",

@@ -8,13 +8,13 @@ import time
 import unicodedata
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qdo.bodies import loaded, plain_value
 from qdo.brokers.base import Outgoing
 from qdo.brokers.request_checks import MAX_ID_CHARACTERS, check_request_text
-from qdo.brokers.requests import OVER, PAUSED, STATES, WAITING, NewRequest, RequestRecord
+from qdo.brokers.requests import OVER, PAUSED, STATES, NewRequest, RequestRecord
 from qdo.brokers.streams import keyless_error
 from qdo.encoding import encoded, strict_json, with_header
 from qdo.errors import (
@@ -27,7 +27,7 @@ from qdo.errors import (
 )
 from qdo.message import NORMAL, Value
 from qdo.queues import check_queue_name
-from qdo.requests.replies import end_request, opened
+from qdo.requests.replies import end_request, opened, store_end
 from qdo.sending.messages import (
     Moment,
     TypeOf,
@@ -73,6 +73,8 @@ class RequestTerms:
     at: Moment | None = None
     keep_seconds: float = 3600.0
     kind: str | None = None
+    deadline_seconds: float | None = None
+    paused: bool = False
 
 
 class Handle:
@@ -133,7 +135,7 @@ class Handle:
         patience = _Patience(self.id, timeout_seconds)
         while (record := self._look()).state != OVER:
             time.sleep(patience.pause(record.state))
-        return self._result(record, type)
+        return result_of(self._sender, record, type)
 
     async def aresult(
         self, timeout_seconds: float | None = None, *, type: type[Value] | None = None
@@ -144,13 +146,14 @@ class Handle:
         patience = _Patience(self.id, timeout_seconds)
         while (record := await asyncio.to_thread(self._look)).state != OVER:
             await asyncio.sleep(patience.pause(record.state))
-        return self._result(record, type)
+        return result_of(self._sender, record, type)
 
     def cancel(self, reason: str = "") -> bool:
         """Cancel the request; return False if the request has already ended with another outcome.
 
         A waiting request never runs. The worker interrupts the job of a running request within a
-        second. If the job ends earlier, its outcome counts.
+        second. If the job ends earlier, its outcome counts. Of a request with steps, the open steps
+        are cancelled, so that its job can undo the others; see "Workflows".
 
         :param reason: text for the error of the request, and for the message of `then`.
         """
@@ -160,9 +163,8 @@ class Handle:
         error = printable(one_line(reason))
         mark = json.dumps({"cancel": error})
         while (record := self._record()).state != OVER:
-            if record.state != WAITING:
-                done = self._store.mark(self.id, mark)
-            else:
+            done = self._store.mark(self.id, mark)
+            if not done and not record.take.owner:
                 done = end_request(
                     self._sender, record.take, record.pool, record.reply, "cancelled", error or None
                 )
@@ -184,7 +186,12 @@ class Handle:
         what = "the value of resume"
         mark = _small_json(what, {"resume": plain_value(what, value)})
         record = self._record()
-        if record.asks and self._store.mark(self.id, mark, record.mark):
+        if record.asks and not record.take.owner:  # without a job: the answer is the result
+            value = json.loads(mark)["resume"]
+            of = (record.take, record.pool, record.reply)
+            if store_end(self._sender, *of, "done", value):
+                return
+        elif record.asks and self._store.mark(self.id, mark, record.mark):
             return
         record = self._record()
         expected = "paused"
@@ -215,20 +222,22 @@ class Handle:
             record = self._record()
         return record
 
-    def _result(self, record: RequestRecord, type: type[Value] | None) -> Value:
-        reason = record.error or "it has no reason"
-        outcome = record.outcome
-        if outcome == "done" and record.result is not None:
-            try:
-                value: Value = loaded(type, opened(self._sender, record.pool, record.result))
-                return value
-            except ValueError as error:  # another program wrote the value
-                reason = f"its result cannot be read: {error}"
-        kind = RequestCancelledError if outcome == "cancelled" else RequestFailedError
-        raise kind(id=self.id, pool=record.pool, outcome=outcome, reason=reason)
-
     def __repr__(self) -> str:
         return f"<Handle of request {self.id!r}>"
+
+
+def result_of(sender: Sender, record: RequestRecord, type: type[Value] | None = None) -> Value:
+    """Return the result of a request that is over; raise the errors of `Handle.result`."""
+    reason = record.error or "it has no reason"
+    outcome = record.outcome
+    if outcome == "done" and record.result is not None:
+        try:
+            value: Value = loaded(type, opened(sender, record.pool, record.result))
+            return value
+        except ValueError as error:  # another program wrote the value
+            reason = f"its result cannot be read: {error}"
+    kind = RequestCancelledError if outcome == "cancelled" else RequestFailedError
+    raise kind(id=record.id, pool=record.pool, outcome=outcome, reason=reason)
 
 
 class _Patience:
@@ -270,6 +279,8 @@ class RequestCalls(Sender):
         at: Moment | None = None,
         keep_seconds: float = 3600.0,
         kind: str | None = None,
+        deadline_seconds: float | None = None,
+        paused: bool = False,
         connection: Any = None,
     ) -> Handle:
         """Store a request, which asks for a run of the pool's job on any worker.
@@ -286,6 +297,10 @@ class RequestCalls(Sender):
         :param events: whether `then` also gets messages with the outcomes "started" and "paused".
         :param kind: as in `send`, like `body`, `priority`, `delay_seconds` and `at`.
         :param keep_seconds: time for which the result can be read after the request has ended.
+        :param deadline_seconds: time after which a request that is not over is cancelled, however
+            often it was retried.
+        :param paused: no worker runs the request. `Handle.resume` ends it, and the value is its
+            result.
         :param connection: as in `send`. The request exists only if the transaction commits.
         :raises RequestExistsError: a request with this id has another pool or body.
         :raises BodyLimitError: the body is larger than the setting `max_body_bytes`.
@@ -293,8 +308,9 @@ class RequestCalls(Sender):
         """
         warn_if_blocking(connection)
         terms = RequestTerms(
-            pool, body, id, then, key, tag, events, priority, delay_seconds, at, keep_seconds, kind
-        )
+            pool, body, id, then, key, tag, events, priority, delay_seconds, at, keep_seconds, kind,
+            deadline_seconds, paused,
+        )  # fmt: skip
         return self._ask([terms], connection)[0]
 
     arequest = twin(request)
@@ -313,14 +329,20 @@ class RequestCalls(Sender):
     arequest_many = twin(request_many)
 
     def _ask(
-        self, requests: Iterable[RequestTerms | Mapping[str, Any]], connection: Any
+        self,
+        requests: Iterable[RequestTerms | Mapping[str, Any]],
+        connection: Any = None,
+        parent: str | None = None,
+        deadline: float = 0.0,
     ) -> list[Handle]:
-        terms = [_terms_of(each) for each in requests]
+        terms = [terms_of(each) for each in requests]
         plain = [_plain(each, self.type_of) for each in terms]
         new = [
             _new_request(request, clear, stored, self._stream_of)
             for request, clear, stored in zip(terms, plain, self.ready(plain), strict=True)
         ]
+        if parent is not None:
+            new = [replace(each, parent=parent, deadline=deadline or each.deadline) for each in new]
         if new:
             self.broker.requests.ask(new, connection)
         return [Handle(self, each.id) for each in new]
@@ -330,7 +352,13 @@ class RequestCalls(Sender):
         return Handle(self, _checked_id(id))
 
 
-def _terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:
+def cancel_overdue(app: Sender) -> None:
+    """Cancel the requests whose deadlines have passed."""
+    for id in app.broker.requests.overdue():
+        Handle(app, id).cancel("its deadline has passed")
+
+
+def terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:
     if isinstance(request, RequestTerms):
         return request
     if not isinstance(request, Mapping):
@@ -358,6 +386,12 @@ def _new_request(
     if not is_number(keep) or not 0 <= keep <= MAX_KEEP_SECONDS:
         raise _invalid("keep_seconds", f"a number from 0 to {MAX_KEEP_SECONDS}, 366 days", keep)
     options = build_send_options(request.delay_seconds, request.at)
+    deadline = request.deadline_seconds
+    if deadline is not None and not (is_number(deadline) and 0 < deadline <= MAX_KEEP_SECONDS):
+        rule = f"a number above 0 and at most {MAX_KEEP_SECONDS}, 366 days"
+        raise _invalid("deadline_seconds", rule, deadline)
+    if type(request.paused) is not bool:
+        raise _invalid("paused", "True or False", request.paused)
     return NewRequest(
         pool=request.pool,
         id=uuid.uuid4().hex if request.id is None else _checked_id(request.id),
@@ -367,6 +401,8 @@ def _new_request(
         due=(options and options.due) or 0.0,
         reply=_reply(request, stream_of),
         keep_seconds=float(keep),
+        deadline=-float(deadline or 0),
+        paused=request.paused,
     )
 
 

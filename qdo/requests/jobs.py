@@ -11,25 +11,30 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Unpack
 
 from qdo.bodies import MisfitError, loaded, plain_value
 from qdo.brokers.base import Outgoing
 from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.encoding import decoded_headers
-from qdo.errors import RequestCancelledError, UnreachableError, UsageError
+from qdo.errors import (
+    RequestCancelledError,
+    RequestFailedError,
+    UnreachableError,
+    UsageError,
+)
 from qdo.message import Body, Message, Value
 from qdo.outcomes import DeadLetter, Retry
+from qdo.requests.calls import RequestCalls, result_of
 from qdo.requests.replies import end_request, reply_messages, store_end, until_answered
+from qdo.requests.steps import Step, Steps, StepTerms, Suspended
 from qdo.system.clock import clock
 from qdo.system.processes import SIGN
 from qdo.system.twins import in_own_thread, twin, warn_if_blocking
 from qdo.text import describe
-
-if TYPE_CHECKING:
-    from qdo.sending.sender import Sender
 
 _log = logging.getLogger(__name__)
 
@@ -49,13 +54,14 @@ class Request(Message[Body]):
     Methods of a request wait for the broker: ``async def`` jobs await `aprogress` and `apause`.
     """
 
-    __slots__ = ("_app", "_noted_at", "_take")
-    _app: Sender
+    __slots__ = ("_app", "_noted_at", "_steps", "_take")
+    _app: RequestCalls
     _noted_at: float
+    _steps: Steps | None
     _take: Take
 
     @classmethod
-    def of(cls, app: Sender, message: Message) -> Request:
+    def of(cls, app: RequestCalls, message: Message) -> Request:
         """Convert a message that a worker passes to a request."""
         request = message._copied(cls)
         take = Take.of_header(message.id, message.headers.get("qdo-take", ""))
@@ -63,6 +69,7 @@ class Request(Message[Body]):
             raise UsageError(reason=f"{message.queue!r} is a pool, not a queue; use app.request")
         request._app = app
         request._noted_at = 0.0
+        request._steps = None
         request._take = take
         return request
 
@@ -82,6 +89,47 @@ class Request(Message[Body]):
         Sinks can reject late writes with smaller numbers.
         """
         return self._take.number
+
+    def call(self, pool: str, body: Any = None, **terms: Unpack[StepTerms]) -> Any:
+        """Run a step on any worker, and return its result; see "Workflows".
+
+        >>> url = request.call("invoice", {"order": 17})["url"]
+
+        If the result is not stored yet, this call ends the run of the job. The job runs again from
+        its beginning when the step is over, and this call returns. Meanwhile, it takes no place.
+
+        :param terms: parameters of `App.request`, such as `deadline_seconds` and `paused`.
+        :raises RequestFailedError: the step has failed, or its job has skipped it.
+        :raises RequestCancelledError: the step was cancelled, for example by its deadline.
+        """
+        return self.gather([{"pool": pool, "body": body, **terms}])[0]
+
+    acall = twin(call)
+
+    def gather(self, steps: Iterable[Step], *, return_exceptions: bool = False) -> list[Any]:
+        """Run steps at the same time, and return their results once all are over.
+
+        >>> request.gather([("charge", "card"), ("charge", "voucher")])
+        ['paid 10', 'paid 5']
+
+        :param steps: tuples ``(pool, body)``, or dicts with the parameters of `call`.
+        :param return_exceptions: return the errors in the place of results.
+        :raises RequestFailedError, RequestCancelledError: see `call`; the first of the errors.
+        """
+        warn_if_blocking()
+        if self._steps is None:
+            self._steps = Steps(self._app, self.id)
+        results: list[Any] = []
+        for record in self._steps.ended(steps):
+            try:
+                results.append(result_of(self._app, record))
+            except (RequestFailedError, RequestCancelledError) as error:
+                if not return_exceptions:
+                    raise
+                results.append(error)
+        return results
+
+    agather = twin(gather)
 
     def progress(self, progress: float | str) -> None:
         """Show a share from 0 to 1, or a text, in `qdo requests`. Stored at most once a second.
@@ -171,10 +219,33 @@ class Request(Message[Body]):
         if (decoded_headers(self.headers.get("qdo-reply")) or {}).get("events"):
             self._tell("started", RUNNING, None)
 
-    def _cancel(self, error: RequestCancelledError) -> None:
-        """End the request as cancelled. Raise an error about another request again."""
-        if error.details["id"] != self.id:
+    def _suspend(self) -> None:
+        """Let the request wait for its steps, without a place."""
+        names = Counter(() if self._steps is None else self._steps.waiting)
+        note = "in " + ", ".join(
+            each if count == 1 else f"{count} × {each}" for each, count in names.items()
+        )
+        store = self._app.broker.requests
+        until_answered(lambda: store.suspend(self._take, note[:MOST_NOTE]), self._name)
+
+    def _fail(self, error: RequestFailedError | RequestCancelledError) -> None:
+        """End a request whose job has not handled the end of a step; raise other errors again."""
+        id = error.details["id"]
+        if self._steps is None or not self._steps.has(id):
             raise error
+        if isinstance(error, RequestCancelledError):
+            reason = f"its step {id} was cancelled: {error.details['reason']}"
+            self._cancel(
+                RequestCancelledError(id=self.id, pool="", outcome="cancelled", reason=reason)
+            )
+        else:  # another attempt would get the same result
+            raise DeadLetter(f"its step {id} failed: {error.details['reason']}") from error
+
+    def _cancel(self, error: RequestCancelledError) -> None:
+        """End the request as cancelled."""
+        if error.details["id"] != self.id:
+            self._fail(error)
+            return
         end_request(
             self._app,
             self._take,
@@ -188,6 +259,8 @@ class Request(Message[Body]):
     def _finish(self, result: Any, function: Callable[..., Any]) -> None:
         """Store the result, which ends the request unless another worker has taken it."""
         reply = self.headers.get("qdo-reply")
+        if self._steps is not None:
+            self._steps.check_way()
         try:
             if result is not None:
                 check_done(result, function, "job")
@@ -229,7 +302,7 @@ def reporting(call: Callable[[Message, Any], Any]) -> Callable[[Message, Any], A
     return run
 
 
-def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
+def answering(app: RequestCalls, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for workers that runs the job of a pool and stores the job's result."""
     if is_async(function):
 
@@ -238,8 +311,12 @@ def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
             await asyncio.to_thread(request._begin)
             try:
                 result = await function(request, context)
+            except Suspended:
+                await asyncio.to_thread(request._suspend)
             except RequestCancelledError as error:
                 await asyncio.to_thread(request._cancel, error)
+            except RequestFailedError as error:
+                request._fail(error)
             else:
                 await asyncio.to_thread(request._finish, result, function)
             message._report_end()
@@ -251,8 +328,12 @@ def answering(app: Sender, function: Callable[..., Any]) -> Callable[..., Any]:
         request._begin()
         try:
             result = function(request, context)
+        except Suspended:
+            request._suspend()
         except RequestCancelledError as error:
             request._cancel(error)
+        except RequestFailedError as error:
+            request._fail(error)
         else:
             request._finish(result, function)
         message._report_end()

@@ -27,6 +27,7 @@ from qdo.ingest import WebhookEndpoints
 from qdo.ops.decisions import OperatorDecision
 from qdo.outcomes import OutcomeName
 from qdo.queues import QueueFilter
+from qdo.requests.calls import cancel_overdue
 from qdo.sending.messages import NewMessage, outgoing_of
 from qdo.settings.live import SettingsInForce
 from qdo.settings.settings import Settings
@@ -416,6 +417,7 @@ class TestKit(Results):
     def _go_to(self, due: float) -> None:
         self.clock.move_to(due)
         self._world.store.tick()
+        cancel_overdue(self.app)  # the leader does this
         self._run()
 
     def _due(self) -> float | None:
@@ -432,8 +434,11 @@ class TestKit(Results):
         due = self._due()
         timer = self._timers.next_due()
         moments = [inf if due is None else due]
-        if timer is not None and self._process is not None:
-            moments.append(self.clock.passed_at(timer))
+        deadline = self._world.store.next_deadline()
+        if self._process is not None:
+            moments += [
+                self.clock.passed_at(each) for each in (timer, deadline) if each is not None
+            ]
         return min(moments)
 
     def _run(self) -> None:

@@ -31,6 +31,7 @@ from qdo.system.sqlite import ReplacedFileCheck, translated
 MEMORY = ":memory:"
 # Tolerance in units of 100 ns, because a Unix time as a float has an error of a few units.
 _SLACK = 10
+_DEADLINE = Query("SELECT min(deadline) FROM requests WHERE deadline > ? AND state < 3", "R")
 _NEXT_DUE = Query("SELECT min(due) FROM delayed", "I")
 
 # A locally administered MAC address, which no network card has.
@@ -69,6 +70,13 @@ class MemoryStore:
         with unforked:
             (due,) = _NEXT_DUE.only(self.connection)
         return None if due is None else time_of_position(due)
+
+    def next_deadline(self) -> float | None:
+        """Return the Unix time of the next deadline of a request, or None."""
+        now = time_of_position(self.clock() + _SLACK)
+        with unforked:
+            (deadline,) = _DEADLINE.only(self.connection, (now,))
+        return cast("float | None", deadline)
 
     def tick(self) -> None:
         """Move due messages into the queues of the apps that have listeners."""

@@ -310,7 +310,7 @@ class WorkerBuilder:
             from qdo.worker.pools.returner import Returner
 
             yield parts.pools
-            yield Returner(broker.requests, self.live.in_force, self.current)
+            yield Returner(self.app, broker.requests, self.live.in_force, self.current)
         if self.app.timers:
             yield TimerSender(self.app, broker, self.current)
         if parts.listener is not None:

@@ -58,12 +58,15 @@ QUIET_SECONDS = 60.0
 SLACK_SECONDS = 0.00001
 
 _ADD = """
-INSERT INTO requests (app, id, pool, priority, due, rank, asked, keep, digest, reply, headers, body)
+INSERT INTO requests (app, id, pool, priority, due, rank, asked, keep, digest, reply, headers, body,
+                      parent, deadline, state)
 VALUES (:app, :id, :pool, :priority, :due, CASE WHEN :due <= :now THEN :priority ELSE :due END,
-        :now, :keep_seconds, :digest, :reply, :headers, :body) ON CONFLICT (app, id) DO NOTHING
+        :now, :keep_seconds, :digest, :reply, :headers, :body,
+        :parent, :deadline, CASE WHEN :paused THEN 2 ELSE 0 END) ON CONFLICT (app, id) DO NOTHING
 """
-_ASKED = ("id", "pool", "priority", "due", "keep_seconds", "digest", "reply")
+_ASKED = ("id", "pool", "priority", "due", "keep_seconds", "digest", "reply", "parent", "deadline")
 _DIGEST = Query("SELECT digest FROM requests WHERE app = :app AND id = :id", "b")
+_PARENT = Query("SELECT parent FROM requests WHERE app = :app AND id = :id", "T")
 _OWN = Query(
     "SELECT id, mark FROM requests"
     " WHERE app = :app AND owner = :owner AND pool = :pool AND state IN (1, 2)",
@@ -122,6 +125,16 @@ UPDATE requests SET state = 3, outcome = :outcome, error = :error, mark = NULL, 
        body = CASE :outcome WHEN 'done' THEN x'' ELSE body END
 {_OF_TAKE} AND state < 3
 """  # noqa: S608 - constants
+# The request of an ended step; with its last open step, it waits again.
+_WAKE = """
+UPDATE requests AS held SET state = 0, due = :now, rank = priority, note = NULL
+WHERE app = :app AND id = :id AND state = 2 AND owner = '' AND take > 0 AND NOT EXISTS (
+    SELECT 1 FROM requests WHERE app = :app AND parent = held.id AND state < 3)
+"""
+_SUSPEND = f"""
+UPDATE requests SET state = 2, owner = '', note = :note, failed = 0, crashed = 0
+{_OF_TAKE} AND state IN (1, 2)
+"""  # noqa: S608 - constants
 _ENDED = Query(f"SELECT state FROM requests {_OF_TAKE} AND state = 3", "i")  # noqa: S608
 _WAIT = f"state = 0, owner = '', note = NULL, {_NO_ANSWER}"
 _PUT_BACK = f"""
@@ -137,16 +150,34 @@ WHERE app = :app AND owner = :owner AND state IN (1, 2)
 """  # noqa: S608 - constants
 _RETRY = f"""
 UPDATE requests SET {_WAIT}, due = :now, rank = priority, crashed = 0, failed = 0, take = take + 1,
-       error = NULL, outcome = NULL, result_headers = NULL, result = NULL, until = 0
-WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done'
+       error = NULL, outcome = NULL, result_headers = NULL, result = NULL, until = 0, deadline = 0
+WHERE app = :app AND id = :id AND state = 3 AND outcome <> 'done' AND parent IS NULL
 """  # noqa: S608 - constants
-_MARK = """
-UPDATE requests SET mark = :mark WHERE app = :app AND id = :id
-       AND CASE WHEN :mark LIKE '{"cancel"%' THEN state IN (1, 2)
-                ELSE state = 2 AND mark IS :asked
-                    AND coalesce(mark, '{"paused"') LIKE '{"paused"%' END
-"""
-_OWNERS = Query("SELECT DISTINCT owner FROM requests WHERE app = :app AND state IN (1, 2)", "t")
+_HAS_STEPS = "EXISTS (SELECT 1 FROM requests WHERE app = :app AND parent = held.id)"
+_MARK = f"""
+UPDATE requests AS held SET mark = CASE WHEN :cancels AND {_HAS_STEPS} THEN mark ELSE :mark END,
+       deadline = CASE WHEN :cancels AND {_HAS_STEPS} THEN :now ELSE deadline END
+WHERE app = :app AND id = :id
+      AND CASE WHEN :cancels THEN state IN (1, 2) AND owner <> '' OR state < 3 AND {_HAS_STEPS}
+               ELSE state = 2 AND owner <> '' AND mark IS :asked
+                   AND coalesce(mark, '{{"paused"') LIKE '{{"paused"%' END
+"""  # noqa: S608 - constants
+_OWNERS = Query(
+    "SELECT DISTINCT owner FROM requests WHERE app = :app AND owner > '' AND state IN (1, 2)", "t"
+)
+# Steps of a late request are late if the job has asked for them before; later ones compensate.
+_OVERDUE = Query(
+    f"""
+WITH RECURSIVE late (id, deadline) AS (
+    SELECT id, deadline FROM requests
+    WHERE app = :app AND deadline > 0 AND deadline <= :now AND state < 3
+    UNION SELECT step.id, late.deadline FROM late JOIN requests AS step ON step.app = :app
+    AND step.parent = late.id AND step.state < 3 AND step.asked <= late.deadline)
+SELECT DISTINCT held.id FROM late JOIN requests AS held ON held.app = :app AND held.id = late.id
+WHERE NOT {_HAS_STEPS} AND (mark IS NULL OR NOT {_IS_CANCEL}) LIMIT {EXPIRED_AT_ONCE}
+""",  # noqa: S608 - constants
+    "t",
+)
 _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
 _RECORD_TYPES = "itti" + "".join(
     {"str": "t", "int": "i", "float": "r", "str | None": "T"}[str(each.type)]
@@ -160,8 +191,14 @@ _FIND, _FIND_BRIEF = (
     )
     for columns in ("headers, body", "NULL, x''")
 )
+_FAMILY = Query(
+    f"{_RECORD}, NULL, x'', result_headers, result FROM requests"
+    " WHERE app = :app AND (id = :id OR parent = :id) ORDER BY number",
+    _RECORD_TYPES + "TbTB",
+)
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
 _ENDS = {each: f"state = 3 AND outcome = '{each}'" for each in OUTCOMES}
+_ENDS[FAILED] += " AND parent IS NULL"
 # The queries by condition and order. For a separate query, SQLite chooses the right index.
 _LIST = {
     (condition, order): Query(
@@ -184,8 +221,8 @@ WITH RECURSIVE pools (name) AS (
     FROM pools WHERE name IS NOT NULL)
 SELECT name, (SELECT min(rank) FROM requests WHERE app = :app AND state = 0 AND pool = name)
 FROM pools WHERE name IS NOT NULL
-UNION ALL SELECT pool, 0.0 FROM requests WHERE app = :app AND owner = :owner AND state IN (1, 2)
-    AND id NOT IN (SELECT value FROM json_each(:running))
+UNION ALL SELECT pool, 0.0 FROM requests WHERE app = :app AND owner = :owner AND owner > ''
+    AND state IN (1, 2) AND id NOT IN (SELECT value FROM json_each(:running))
 """,
     "tr",
 )
@@ -196,18 +233,39 @@ FROM requests WHERE app = :app AND state = 0 GROUP BY pool
 UNION ALL SELECT pool, state, count(*), NULL
 FROM requests WHERE app = :app AND state IN (1, 2) GROUP BY pool, state
 UNION ALL SELECT pool, 3, count(*), NULL
-FROM requests WHERE app = :app AND state = 3 AND outcome = 'failed' GROUP BY pool ORDER BY state
+FROM requests WHERE app = :app AND state = 3 AND outcome = 'failed' AND parent IS NULL
+GROUP BY pool ORDER BY state
 """,
     "tiiR",
 )
 _EXPIRED = Query(
-    "SELECT number FROM requests WHERE app = :app AND state = 3"  # noqa: S608
+    "SELECT id FROM requests WHERE app = :app AND state = 3 AND parent IS NULL"  # noqa: S608
     f" AND outcome IS NOT 'failed' AND until <= :now LIMIT {EXPIRED_AT_ONCE}",
-    "i",
+    "t",
 )
-_REPLACE = "DELETE FROM requests WHERE app = :app AND id = :id AND state = 3 AND until <= :now"
-_DISCARD = "DELETE FROM requests WHERE app = :app AND id = :id AND state = 3 AND outcome = 'failed'"
-_EXPIRE = f"DELETE FROM requests WHERE number IN ({_EXPIRED.sql})"  # noqa: S608 - constants
+# Delete requests and their steps, because a later request with the same id must not find them.
+_DELETE = """
+WITH RECURSIVE gone (id) AS (
+    SELECT * FROM ({condition})
+    UNION SELECT step.id FROM gone JOIN requests AS step
+        ON step.app = :app AND step.parent = gone.id)
+DELETE FROM requests WHERE app = :app AND id IN (SELECT id FROM gone)
+"""
+_OVER = "SELECT id FROM requests WHERE app = :app AND id = :id AND state = 3"
+_REPLACE = _DELETE.format(condition=f"{_OVER} AND until <= :now")
+_DISCARD = _DELETE.format(condition=f"{_OVER} AND outcome = 'failed' AND parent IS NULL")
+_EXPIRE = _DELETE.format(condition=_EXPIRED.sql)
+_FORGET = _DELETE.format(
+    condition="SELECT id FROM requests WHERE app = :app AND parent = :id AND number >= ("
+    "SELECT number FROM requests WHERE app = :app AND parent = :id AND id = :since)",
+)
+_FORGET_UNDONE = """
+WITH RECURSIVE steps (id) AS (
+    SELECT :id UNION SELECT step.id FROM steps JOIN requests AS step
+        ON step.app = :app AND step.parent = steps.id)
+DELETE FROM requests
+WHERE app = :app AND id IN (SELECT id FROM steps) AND id <> :id AND outcome IS NOT 'done'
+"""
 
 
 def _execute(transaction: Transaction, statement: str, **values: Any) -> int:
@@ -223,8 +281,10 @@ def _now(transaction: Transaction) -> float:
 def _add(transaction: Transaction, request: NewRequest) -> bool:
     body, headers = request.content
     asked = {each: getattr(request, each) for each in _ASKED}
-    if request.due < 0:
-        asked["due"] = _now(transaction) - request.due
+    for each in ("due", "deadline"):
+        if asked[each] < 0:
+            asked[each] = _now(transaction) - asked[each]
+    asked["paused"] = request.paused
     added = _execute(transaction, _ADD, **asked, body=body, headers=headers)
     if not added and _execute(transaction, _REPLACE, id=request.id):
         return _add(transaction, request)
@@ -251,6 +311,14 @@ def _take(transaction: Transaction, of: dict[str, Any]) -> Taken:
     requests = [taken_of(of["owner"], of["pool"], *row[1:]) for row in rows]
     _, seen = _look(connection, of)
     return replace(seen, requests=requests)
+
+
+def _wake(transaction: Transaction, id: str, own: bool) -> None:
+    """Let a suspended request, or that of an ended step, wait again if its steps are over."""
+    of = {"app": transaction.app, "id": id}
+    (parent,) = (id,) if own else _PARENT.first(transaction.connection, of) or (None,)
+    if parent is not None and _execute(transaction, _WAKE, id=parent):
+        transaction.wakes_takers = True
 
 
 def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
@@ -350,18 +418,39 @@ class EmbeddedRequests(RequestStore):
             self._read(_ENDED, **_guard(take))
         )
 
+    def suspend(self, take: Take, note: str | None) -> bool:
+        return self._change(_SUSPEND, take, (), note=storable_text(note))
+
+    def family(self, id: str) -> list[RequestRecord]:
+        check_request_text("the id of a request", id)
+        return [record_of(*row[1:]) for row in self._read(_FAMILY, id=id)]
+
+    def overdue(self) -> list[str]:
+        return [id for (id,) in self._read(_OVERDUE, now=self._now())]
+
     def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
         of = {"failed": failed, "seconds": seconds, "error": storable_text(error)}
         return self._alter(_PUT_BACK, **_guard(take), **of) > 0
 
-    def retry(self, id: str) -> bool:
+    def retry(self, id: str, since: str | None = None) -> bool:
         check_request_text("the id of a request", id)
-        return self._alter(_RETRY, id=id) > 0
+        check_request_text("the id of a step", since)
+
+        def work(transaction: Transaction) -> bool:
+            found = _execute(transaction, _RETRY, id=id) > 0
+            if found:
+                _execute(transaction, _FORGET, id=id, since=since)
+                _execute(transaction, _FORGET_UNDONE, id=id)
+                transaction.wakes_takers = True
+            return found
+
+        return self._tables.change(work)
 
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         check_request_text("the id of a request", id)
         check_request_text("the mark of a request", mark)
-        return self._alter(_MARK, id=id, mark=mark, asked=asked) > 0
+        cancels = mark.startswith('{"cancel"')
+        return self._alter(_MARK, id=id, mark=mark, asked=asked, cancels=cancels) > 0
 
     def owners(self) -> list[str]:
         return [owner for (owner,) in self._read(_OWNERS)]
@@ -455,6 +544,8 @@ class EmbeddedRequests(RequestStore):
             changed = _execute(transaction, statement, **_guard(take), **values)
             if changed and messages:
                 self._send(transaction, messages)
+            if changed and statement in (_END, _SUSPEND):
+                _wake(transaction, take.id, own=statement == _SUSPEND)
             return changed > 0
 
         return self._tables.change(work, size)

@@ -72,13 +72,18 @@ REQUESTS = re.sub(
         result BLOB,
         headers TEXT,
         body BLOB NOT NULL,
+        parent TEXT,
+        deadline REAL NOT NULL DEFAULT 0,
         UNIQUE (app, id)
     );
+    CREATE INDEX requests_steps ON requests (app, parent) WHERE parent IS NOT NULL;
+    CREATE INDEX requests_late ON requests (app, deadline) WHERE deadline > 0 AND state < 3;
     CREATE INDEX requests_waiting ON requests (app, pool, rank, number) WHERE state = 0;
     CREATE INDEX requests_held ON requests (app, owner, pool) WHERE state IN (1, 2);
-    CREATE INDEX requests_over ON requests (app, until) WHERE state = 3 AND outcome IS NOT 'failed';
+    CREATE INDEX requests_over ON requests (app, until)
+        WHERE state = 3 AND outcome IS NOT 'failed' AND parent IS NULL;
     CREATE INDEX requests_failed ON requests (app, pool, number)
-        WHERE state = 3 AND outcome = 'failed';
+        WHERE state = 3 AND outcome = 'failed' AND parent IS NULL;
 """,
 )
 # The table has a row for each present or past shard; see `qdo.brokers.streams`. `parents` is a JSON

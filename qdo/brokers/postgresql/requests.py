@@ -28,8 +28,9 @@ from qdo.brokers.request_checks import (
     check_requests,
     storable_text,
 )
-from qdo.brokers.request_store import TAKEN_BYTES, RequestStore
+from qdo.brokers.request_store import EXPIRED_AT_ONCE, TAKEN_BYTES, RequestStore
 from qdo.brokers.requests import (
+    FAILED,
     OUTCOMES,
     OVER,
     PAUSED,
@@ -53,7 +54,8 @@ from qdo.system.clock import clock
 
 _ASK = """
 SELECT {schema}.ask_requests(%s, %s, %b::text[], %b::text[], %b::integer[], %b::float8[],
-    %b::text[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %s)
+    %b::text[], %b::float8[], %b::bytea[], %b::text[], %b::bytea[], %b::text[], %b::float8[],
+    %b::integer[], %s)
 """
 _TAKE = f"""
 SELECT id, take, {", ".join(TAKEN_FIELDS)},
@@ -69,9 +71,11 @@ SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b:
     %b::text[], %b::integer[], %b::float8[], %b::text[], %b::text[], %b::text[], %b::bytea[],
     %b::integer[], {ARRAYS}, %s)
 """
-_CANCEL = f"SELECT {{schema}}.cancel_request(%s, %s, %s, %s, {ARRAYS})"
+_END = f"SELECT {{schema}}.end_request(%s, %s, %s, %s, %s, %s, %b::bytea, {ARRAYS})"
+_SUSPEND = "SELECT {schema}.suspend_request(%s, %s, %s, %s, %s)"
+_OVERDUE = f"SELECT {{schema}}.overdue_requests(%(app)s, {EXPIRED_AT_ONCE})"
 _MARK = "SELECT {schema}.mark_request(%s, %s, %s, %s)"
-_RETRY = "SELECT {schema}.retry_request(%s, %s)"
+_RETRY = "SELECT {schema}.retry_request(%s, %s, %s)"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
 _EXPIRE = "SELECT {schema}.expire_requests(%s)"
 _DISCARD = "SELECT {schema}.discard_requests(%s, %b::text[])"
@@ -82,12 +86,19 @@ _FIND = f"""
 _FIND_BRIEF = f"""
 {_COLUMNS}, NULL, NULL, result_headers, result FROM {{schema}}.find_request(%(app)s, %(id)s)
 """
+_FAMILY = f"""
+{_COLUMNS}, NULL, NULL, result_headers, result FROM {{schema}}.requests
+WHERE app = %(app)s AND (id = %(id)s OR parent = %(id)s) ORDER BY number
+"""
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
 WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND {{condition}}
 ORDER BY number {{order}} LIMIT %(limit)s
 """
-_OWNERS = "SELECT DISTINCT owner FROM {schema}.requests WHERE app = %(app)s AND state IN (1, 2)"
+_OWNERS = (
+    "SELECT DISTINCT owner FROM {schema}.requests"
+    " WHERE app = %(app)s AND owner > '' AND state IN (1, 2)"
+)
 _DUE = """
 WITH RECURSIVE found(pool) AS (
     (SELECT pool FROM {schema}.requests WHERE app = %(app)s AND state = 0 ORDER BY pool LIMIT 1)
@@ -104,7 +115,8 @@ SELECT pool, CASE WHEN NOT EXISTS (
         WHERE app = %(app)s AND held.pool = found.pool AND state = 0 AND due > asked
     ) END FROM found, clock WHERE pool IS NOT NULL
 UNION ALL SELECT DISTINCT pool, NULL::float8 FROM {schema}.requests
-WHERE app = %(app)s AND owner = %(owner)s AND state IN (1, 2) AND id <> ALL (%(running)b::text[])
+WHERE app = %(app)s AND owner = %(owner)s AND owner > '' AND state IN (1, 2)
+    AND id <> ALL (%(running)b::text[])
 """
 _COUNTS = """
 SELECT pool, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1),
@@ -117,7 +129,7 @@ FROM (
     UNION ALL SELECT pool, state, NULL FROM {schema}.requests
     WHERE app = %(app)s AND state IN (1, 2)
     UNION ALL SELECT pool, state, NULL FROM {schema}.requests
-    WHERE app = %(app)s AND state = 3 AND outcome = 'failed'
+    WHERE app = %(app)s AND state = 3 AND outcome = 'failed' AND parent IS NULL
 ) AS held GROUP BY pool
 """
 _OF_REQUESTS = frozenset({REQUESTS})
@@ -252,8 +264,8 @@ class PostgresqlRequests(RequestStore):
     ) -> bool:
         error = storable_text(error)
         size = check_content(f"of request {take.id}", result, MAX_STORED_BODY_BYTES)
-        if outcome == "cancelled" and not take.owner and result is None:
-            return self._cancel(take, error, messages)
+        if not take.owner:
+            return self._end(take, outcome, error, result, messages, size)
         report = _Report(
             take,
             OVER,
@@ -264,6 +276,18 @@ class PostgresqlRequests(RequestStore):
             messages=messages,
         )
         return self._report(report, size)
+
+    def suspend(self, take: Take, note: str | None) -> bool:
+        values = (take.id, take.owner, take.number, storable_text(note))
+        self._looks.clear()
+        return bool(self._change(_SUSPEND, values, frozenset(), {_locked(take.id)}))
+
+    def family(self, id: str) -> list[RequestRecord]:
+        check_request_text("the id of a request", id)
+        return [record_of(*row) for row in self._read(_FAMILY, id=id)]
+
+    def overdue(self) -> list[str]:
+        return [id for (id,) in self._read(_OVERDUE)]
 
     def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
         report = _Report(take, WAITING, failed=failed, due=-seconds, error=storable_text(error))
@@ -300,18 +324,28 @@ class PostgresqlRequests(RequestStore):
         (valid,) = connection.execute(self._sql(_REPORT), parameters).fetchone() or ([],)
         return list(valid)
 
-    def _cancel(self, take: Take, why: str | None, messages: Sequence[Outgoing]) -> bool:
-        """End a waiting request, which a sender's role may also do."""
-        size = sum(map(self._check, messages))
+    def _end(
+        self,
+        take: Take,
+        outcome: str,
+        why: str | None,
+        result: Content | None,
+        messages: Sequence[Outgoing],
+        size: int,
+    ) -> bool:
+        """End a request without an owner, which a sender's role may also do."""
+        size += sum(map(self._check, messages))
         arrays = arrays_of(messages, self._marks()) if messages else (None,) * 8
         locked = frozenset(message.queue for message in messages) | {_locked(take.id)}
-        values = (take.id, take.number, why, *arrays)
-        return bool(self._change(_CANCEL, values, _announced(messages), locked, size))
+        body, headers = result or (None, None)
+        values = (take.id, take.number, outcome, why, headers, body, *arrays)
+        return bool(self._change(_END, values, _announced(messages), locked, size))
 
-    def retry(self, id: str) -> bool:
+    def retry(self, id: str, since: str | None = None) -> bool:
         check_request_text("the id of a request", id)
+        check_request_text("the id of a step", since)
         self._looks.clear()
-        return bool(self._change(_RETRY, (id,), _OF_REQUESTS, {_locked(id)}))
+        return bool(self._change(_RETRY, (id, since), _OF_REQUESTS, {_locked(id)}))
 
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         check_request_text("the id of a request", id)
@@ -351,6 +385,8 @@ class PostgresqlRequests(RequestStore):
         condition = f"state IN ({numbers})"
         if outcome is not None:  # a constant lets the planner use the index of failures
             condition = f"state = {OVER} AND outcome = '{OUTCOMES[OUTCOMES.index(outcome)]}'"
+            if outcome == FAILED:
+                condition += " AND parent IS NULL"
         query = _RECORDS.replace("{condition}", condition)
         query = query.replace("{order}", "DESC" if newest else "ASC")
         return [record_of(*row) for row in self._read(query, pool=pool, limit=limit)]
@@ -396,11 +432,15 @@ def _announced(messages: Sequence[Outgoing]) -> frozenset[str]:
     return frozenset(message.queue for message in messages)
 
 
-def _arrays(requests: Sequence[NewRequest]) -> tuple[list[Any], ...]:
+def _arrays(requests: Sequence[NewRequest]) -> tuple[list[Any] | None, ...]:
     """Return the arrays for `ask_requests`."""
     rows = [
         (each.pool, each.id, each.priority, each.due, each.reply, each.keep_seconds, each.digest,
          each.content[1], each.content[0])
         for each in requests
     ]  # fmt: skip
-    return tuple(map(list, zip(*rows, strict=True)))
+    parents = [each.parent for each in requests]
+    deadlines = [each.deadline for each in requests]
+    states = [PAUSED if each.paused else WAITING for each in requests]
+    rare = [each if any(each) else None for each in (parents, deadlines, states)]
+    return (*map(list, zip(*rows, strict=True)), *rare)

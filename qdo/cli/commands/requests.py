@@ -79,9 +79,12 @@ def _opened_request(settings: Settings, id: str) -> Iterator[tuple[RequestCalls,
     type=click.Choice((*STATES, *OUTCOMES)),
     help="Only requests in this state, or over with this outcome.",
 )
+@click.option("--of", metavar="ID", help="Only request ID and its steps, in the order of asking.")
 @limit_option(100, "The number of requests, the newest first.", ops.MOST)
 @with_output(*SHARED)
-def list_(pool: str | None, state: str | None, limit: int, form: str, settings: Settings) -> None:
+def list_(
+    pool: str | None, state: str | None, of: str | None, limit: int, form: str, settings: Settings
+) -> None:
     """List the pools with requests that are not over or failed, or those of POOL, newest first.
 
     OLDEST is the age of the oldest request that waits and is due. With --state but without POOL,
@@ -91,10 +94,10 @@ def list_(pool: str | None, state: str | None, limit: int, form: str, settings: 
     listed until `qdo dead-letters` retries or discards it.
     """
     with _store(settings) as store:
-        if pool is None and state is None:
+        if pool is None and state is None and of is None:
             _list_pools([] if store is None else ops.pool_items(store, time.time()), form)
             return
-        records = [] if store is None else ops.records(store, pool, state or "", limit + 1)
+        records = [] if store is None else ops.records(store, pool, state or "", limit + 1, of)
         if not records:
             print_message("no such requests; see also --state over")
         with each_shown(lambda each: f"request {each.id}") as rows:
@@ -144,6 +147,7 @@ def show(id: str, with_body: bool, form: str, settings: Settings) -> None:
     row = {**item, **_cells(item)}
     print_heading(f"{item['id']}: {row['state']}", item["error"], None)
     facts = {key: row[key] for key in ("pool", "owner", "note", "asked", "due", "started", "until")}
+    facts |= {key: item[key] for key in ("deadline", "parent")}
     facts |= {key: item[key] for key in ("take", "failed", "priority", "then", "key")}
     for name in ("body", "result"):
         facts[name] = _content_text(name, item)
@@ -193,13 +197,17 @@ def resume(value: str, **arguments: Any) -> None:
 
 
 @_changing_request
-def retry(**arguments: Any) -> None:
+@click.option(
+    "--from", "since", metavar="STEP", help="Repeat this step of the request and all later ones."
+)
+def retry(since: str | None, **arguments: Any) -> None:
     """Let a request wait again that has failed, or was skipped or cancelled.
 
     Its attempts are counted from 1. A request that is done cannot: its body is deleted. The queue
-    of `then` gets another message when it ends.
+    of `then` gets another message when it ends. A request with steps repeats those that are not
+    done; with --from, the step with this id and all that were asked for after it.
     """
-    _change("retry", None, **arguments)
+    _change("retry", None, since=since, **arguments)
 
 
 def _change(
@@ -209,6 +217,7 @@ def _change(
     id: str,
     settings: Settings,
     asks: bool = False,
+    since: str | None = None,
 ) -> None:
     """Change a request, and then write an entry to the action log."""
     with _opened_request(settings, id) as (calls, record):
@@ -220,7 +229,7 @@ def _change(
             return
         store = calls.broker.requests
         if act is None:
-            ops.retry(store, id)
+            ops.retry(store, id, since)
         elif act(Handle(calls, id)) is False:
             ops.check_change(verb, ops.found(store, id))  # the request has ended
         after = store.find(id)

@@ -22,6 +22,8 @@ from qdo.coordination.member import Member
 from qdo.coordination.protocol.machine import CheckOp
 from qdo.coordination.znodes.layout import Layout
 from qdo.errors import QdoError
+from qdo.requests.calls import cancel_overdue
+from qdo.sending.sender import Sender
 from qdo.settings.live import SettingsInForce
 from qdo.system.clock import clock
 from qdo.text import describe, pluralize
@@ -39,7 +41,7 @@ EXPIRY_ROUNDS = 10
 
 
 class Returner(LeaderDuty):
-    """Puts back requests of dead workers, and deletes expired requests.
+    """Puts back requests of dead workers, cancels late requests, and deletes expired requests.
 
     Failed requests stay within the limits of dead letters.
 
@@ -50,11 +52,13 @@ class Returner(LeaderDuty):
 
     def __init__(
         self,
+        app: Sender,
         store: RequestStore,
         settings: SettingsInForce,
         current: CurrentMember | None = None,
     ) -> None:
         super().__init__(current)
+        self._app = app
         self._store = store
         self._settings = settings
         self._names: frozenset[str] = frozenset()
@@ -68,6 +72,7 @@ class Returner(LeaderDuty):
         if names == self._names and now < self._ask_at:
             return LOOK_SECONDS
         try:
+            cancel_overdue(self._app)
             member.leader.with_fence(self._look)
         except Exception as error:  # noqa: BLE001 - brokers raise what their libraries raise
             text = "cannot look for requests of workers that are gone, retrying in 1 s: %s"
