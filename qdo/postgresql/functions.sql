@@ -939,17 +939,20 @@ BEGIN
 END
 $$;
 
--- End a request without an owner, with the number of its last take. Senders may.
+-- Cancel a request without an owner, with the number of its last take, or answer a question. Senders
+-- may.
 CREATE OR REPLACE FUNCTION {schema}.end_request(
-    of_app text, of_id text, of_take integer, outcome text, why text, head text, result bytea,
+    of_app text, of_id text, of_take integer, ending text, why text, head text, answer bytea,
     names text[], keys text[], headers text[], bodies bytea[], ids text[], dues bigint[],
     dedup_keys text[], dedup_ticks bigint[]
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM {schema}.find_request(of_app, of_id)) AND ({schema}.report_requests(
+    RETURN EXISTS (SELECT FROM {schema}.find_request(of_app, of_id)
+            WHERE ending = 'cancelled' OR ending = 'done' AND state >= 2 AND take = 0)
+        AND ({schema}.report_requests(
         of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
-        ARRAY[outcome], ARRAY[head], ARRAY[result], ARRAY(SELECT 1 FROM unnest(names)), names, keys,
+        ARRAY[ending], ARRAY[head], ARRAY[answer], ARRAY(SELECT 1 FROM unnest(names)), names, keys,
         headers, bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
 END
 $$;

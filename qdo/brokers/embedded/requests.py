@@ -245,11 +245,12 @@ _EXPIRED = Query(
 )
 # Delete requests and their steps, because a later request with the same id must not find them.
 _DELETE = """
-WITH RECURSIVE gone (id) AS (
-    SELECT * FROM ({condition})
-    UNION SELECT step.id FROM gone JOIN requests AS step
-        ON step.app = :app AND step.parent = gone.id)
-DELETE FROM requests WHERE app = :app AND id IN (SELECT id FROM gone)
+DELETE FROM requests WHERE app = :app AND id IN (
+    WITH RECURSIVE gone (id) AS (
+        SELECT * FROM ({condition})
+        UNION SELECT step.id FROM gone JOIN requests AS step
+            ON step.app = :app AND step.parent = gone.id)
+    SELECT id FROM gone)
 """
 _OVER = "SELECT id FROM requests WHERE app = :app AND id = :id AND state = 3"
 _REPLACE = _DELETE.format(condition=f"{_OVER} AND until <= :now")
@@ -259,13 +260,7 @@ _FORGET = _DELETE.format(
     condition="SELECT id FROM requests WHERE app = :app AND parent = :id AND number >= ("
     "SELECT number FROM requests WHERE app = :app AND parent = :id AND id = :since)",
 )
-_FORGET_UNDONE = """
-WITH RECURSIVE steps (id) AS (
-    SELECT :id UNION SELECT step.id FROM steps JOIN requests AS step
-        ON step.app = :app AND step.parent = steps.id)
-DELETE FROM requests
-WHERE app = :app AND id IN (SELECT id FROM steps) AND id <> :id AND outcome IS NOT 'done'
-"""
+_FORGET_UNDONE = f"{_DELETE.format(condition='SELECT :id')} AND id <> :id AND outcome IS NOT 'done'"
 
 
 def _execute(transaction: Transaction, statement: str, **values: Any) -> int:

@@ -264,7 +264,7 @@ class PostgresqlRequests(RequestStore):
     ) -> bool:
         error = storable_text(error)
         size = check_content(f"of request {take.id}", result, MAX_STORED_BODY_BYTES)
-        if not take.owner:
+        if not take.owner and outcome in ("cancelled", "done"):
             return self._end(take, outcome, error, result, messages, size)
         report = _Report(
             take,

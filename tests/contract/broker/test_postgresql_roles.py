@@ -181,6 +181,8 @@ def run_requests(broker: Broker) -> None:
     ends = {each.take.id: each.take for each in taken}
     assert broker.requests.end(ends[waits], "done", messages=[Outgoing("a", b"told")])
     assert broker.requests.give_back(waits) >= 1
+    assert not broker.requests.suspend(ends[cancelled], None)
+    assert broker.requests.overdue() == []
     assert broker.requests.records()
     assert broker.requests.expire() >= 1
     assert broker.requests.expire(["none"]) == 0
@@ -334,7 +336,7 @@ def test_a_sender_with_sql_asks_within_limits(roles: Roles) -> None:
     """A request that qdo would refuse stops no worker."""
     ask = """
     SELECT qdo.ask_requests(NULL, 'app', ARRAY[pool], ARRAY[id], ARRAY[5], ARRAY[0.0], ARRAY[reply],
-        ARRAY[keep], ARRAY[''::bytea], ARRAY[head::text], ARRAY[body], NULL)
+        ARRAY[keep], ARRAY[''::bytea], ARRAY[head::text], ARRAY[body], NULL, NULL, NULL, NULL)
     FROM (SELECT {}) AS given(pool, id, body, head, reply, keep)
     """
     with roles.connect(roles.create("sender")) as connection:

@@ -36,7 +36,8 @@ class LaggingLeader:
         self.leader = self
         self.store = UnsureRequests()
         self.settings = SettingsInForce(Settings())
-        self._duty = Returner(self.store, self.settings)
+        app = SimpleNamespace(broker=SimpleNamespace(requests=self.store))
+        self._duty = Returner(app, self.store, self.settings)  # type: ignore[arg-type]
         monkeypatch.setattr(returner, "clock", lambda: self.now)
         monkeypatch.setattr(leader_queues, "names_below", lambda client, path: client.names())
         for owner in "ab":
