@@ -267,6 +267,9 @@ class Batch(list[Message[Body]], Generic[Body]):
     those of the first message.
     """
 
+    # Whether a message may have headers.
+    has_headers = False
+
     @property
     def queue(self) -> str:
         """Name of the queue of all messages."""

@@ -367,6 +367,13 @@ class Broker(abc.ABC):
         """Delete messages up to `last` older than `older_than` seconds; return their number."""
         # Never delete messages after `last`.
 
+    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:  # noqa: B027
+        """Free the deduplication key `unique` of a message, whose end is not recorded yet.
+
+        :param key: the key of the message.
+        :param id: the id of the message; the key of another message stays.
+        """
+
     def delete_queue(self, queue: str, last: int) -> None:
         """Delete a queue that no worker owns, and its messages up to a position.
 

@@ -28,6 +28,8 @@ class SendOptions:
     dedup_seconds: float = DEDUP_SECONDS
     # The message of the sending job, if the id of that message is part of the key.
     once: Message | None = None
+    # Whether the end of the message frees the key; see `Broker.free`.
+    until_done: bool = False
 
     def due_at(self, now: float) -> float | None:
         """Return the Unix time of the earliest delivery; `now` is the time by the store's clock."""

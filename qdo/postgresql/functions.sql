@@ -1321,6 +1321,18 @@ BEGIN
 END
 $$;
 
+-- Free the deduplication key of a message of which the job is over; see `send`.
+CREATE OR REPLACE FUNCTION {schema}.free_key(
+    of_app text, of_queue text, of_key text, dedup_key text, of_id text
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    DELETE FROM {schema}.dedup USING {schema}.queues
+    WHERE app = of_app AND name = of_queue AND dedup.queue = coalesce(root, queues.id)
+        AND key = sha256(convert_to(':' || CASE WHEN root IS NULL THEN ''
+            ELSE {schema}.key_hash(of_key) END || dedup_key, 'UTF8'))
+        AND dedup.id = of_id
+$$;
+
 -- Return the position of the newest message of a queue behind a position, that one without any.
 CREATE OR REPLACE FUNCTION {schema}.newest(of_queue bigint, after bigint) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -121,6 +121,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "discard_requests(text, text[])",
         "drop_partitions()",
         "expire_requests(text)",
+        "free_key(text, text, text, text, text)",
         "give_back_requests(text, text)",
         "limit_queues(text, integer)",
         "look(text, bigint, bigint[], bigint)",

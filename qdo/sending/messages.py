@@ -66,6 +66,7 @@ class NewMessage:
     once: Message | None = None
     priority: int = NORMAL
     kind: str | None = None
+    unique: str | None = None
 
 
 AnyMessage: TypeAlias = NewMessage | Mapping[str, Any] | tuple[Any, ...]
@@ -82,6 +83,7 @@ class MessageOptions(TypedDict, total=False):
     once: Message | None
     priority: int
     kind: str | None
+    unique: str | None
 
 
 def body_and_kind(
@@ -131,6 +133,13 @@ def build_outgoing(message: NewMessage, type_of: TypeOf | None = None) -> Outgoi
     options = build_send_options(
         message.delay_seconds, message.at, message.dedup_key, message.dedup_seconds
     )
+    if message.unique is not None:
+        if message.dedup_key is not None or message.once is not None:
+            raise UsageError(reason="use unique, dedup_key or once, only one of them")
+        key_text = _dedup_key(message.unique, "unique")
+        headers = with_header(headers, qdo_unique=key_text)
+        due_time = None if options is None else options.due
+        options = SendOptions(due_time, key_text, LASTING_DEDUP_SECONDS, until_done=True)
     if message.once is not None:
         # Without qdo's other headers: a later attempt may send with another `after`.
         delay = options or SendOptions()
@@ -300,16 +309,16 @@ def is_number(value: Any) -> bool:
     )
 
 
-def _dedup_key(key: Any) -> str:
+def _dedup_key(key: Any, name: str = "dedup_key") -> str:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_DEDUP_KEY:
         raise UsageError(
-            reason=f"dedup_key must be text of 1 to {MAX_DEDUP_KEY} characters, got {key!r:.60}"
+            reason=f"{name} must be text of 1 to {MAX_DEDUP_KEY} characters, got {key!r:.60}"
         )
     try:
         key.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            reason="dedup_key must not contain surrogate characters, which UTF-8 cannot encode, "
+            reason=f"{name} must not contain surrogate characters, which UTF-8 cannot encode, "
             f"got {key!r}"
         ) from error
     return key
@@ -335,5 +344,8 @@ def check_options(capabilities: Capabilities, options: SendOptions | None, broke
         raise UnsupportedError(broker=broker, what=what, remedy="send without once")
     if options.due is not None and not capabilities.delay:
         raise UnsupportedError(broker=broker, what="delay messages", remedy=NO_DELAY)
+    if options.until_done and (not capabilities.dedup or capabilities.dedup_seconds is not None):
+        what = "keep messages unique until they are done"
+        raise UnsupportedError(broker=broker, what=what, remedy="use a PostgreSQL or SQLite broker")
     if options.dedup_key is not None and not capabilities.dedup:
         raise UnsupportedError(broker=broker, what="deduplicate messages", remedy=NO_DEDUP)

@@ -1,9 +1,13 @@
-"""Deduplication keys of messages that a job sends with ``once=``.
+"""Deduplication keys of messages that are sent with ``once=`` or ``unique=``.
 
-A key is a digest of the job's message and the sent message. A repeated attempt makes the same key.
-An attempt that sends different content makes a different key. Equal messages of one attempt have
-different numbers in their keys. If a message may not have been stored, a later message uses its
-number again.
+A key of `once` is a digest of the job's message and the sent message. A repeated attempt makes the
+same key. An attempt that sends different content makes a different key. Equal messages of one
+attempt have different numbers in their keys. If a message may not have been stored, a later message
+uses its number again.
+
+A message with ``unique=`` carries its key, which the worker frees at the end of the message, before
+it records the end. After a crash between the two, the message runs again although another message
+with its key may be waiting. In the other order, the key would stay, and suppress new messages.
 """
 
 from __future__ import annotations
@@ -12,12 +16,21 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from qdo.brokers.base import LASTING_DEDUP_SECONDS, Outgoing, SendOptions
+from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker, Outgoing, SendOptions
 from qdo.errors import UsageError
 from qdo.message import Message
 from qdo.system.native import native_lock
 
+# The header with the key of a message that was sent with `unique`.
+UNIQUE = "qdo-unique"
 _numbering = native_lock()
+
+
+def free_key(broker: Broker, message: Message) -> None:
+    """Free the key of a message that was sent with `unique`; ignore other messages."""
+    key = message.headers.get(UNIQUE)
+    if key and isinstance(key, str):  # another program may write any value
+        broker.free(message.queue, message.key, key, message.id)
 
 
 def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes) -> SendOptions:

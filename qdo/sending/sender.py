@@ -131,6 +131,8 @@ class Sender:
         :param dedup_key: if a message with this key was sent to the queue within the
             `dedup_seconds` of the earlier message (default 300), store nothing and return the
             earlier id.
+        :param unique: while an earlier message to the queue with this text waits or runs, store
+            nothing and return the earlier id. Not allowed with `dedup_key` or `once`.
         :param after: a version that `put` of a set of documents returned. The message's job waits
             up to 5 seconds for documents of this version or a newer version. Then the job uses the
             documents that its process has.

@@ -42,6 +42,7 @@ _SECOND = 10_000_000
 
 _SENT = Query("SELECT id FROM dedup WHERE queue = ? AND key = ? AND until > ?", "t")
 _REMEMBER = "INSERT OR REPLACE INTO dedup (queue, key, id, until) VALUES (?, ?, ?, ?)"
+_FREE = "DELETE FROM dedup WHERE queue = ? AND key = ? AND id = ?"
 _TRIM = """
 DELETE FROM dedup WHERE (queue, key) IN (
     SELECT queue, key FROM dedup WHERE until <= ? ORDER BY until LIMIT ?)
@@ -90,11 +91,7 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     options = message.terms
     if options is None or options.dedup_key is None:
         return _store(transaction, message, options, node)
-    tail = transaction.tail_for(message)
-    queue = tail.root or tail.id
-    key = options.dedup_key
-    if tail.root is not None and message.key is not None:
-        key = key_hash(message.key) + key  # unique for each message key, even after a split
+    queue, key = _dedup_place(transaction, message, options.dedup_key)
     execute = transaction.connection.execute
     now = transaction.now()
     sent = _SENT.first(transaction.connection, (queue, key, now))
@@ -105,6 +102,19 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     until = now + round(options.dedup_seconds * _SECOND)
     execute(_REMEMBER, (queue, key, new, until))
     return new
+
+
+def free(transaction: Transaction, message: Outgoing, key: str, id: str) -> None:
+    """Free the deduplication key of a message that is done."""
+    place = _dedup_place(transaction, message, key)
+    transaction.connection.execute(_FREE, (*place, id))
+
+
+def _dedup_place(transaction: Transaction, message: Outgoing, key: str) -> tuple[int, str]:
+    tail = transaction.tail_for(message)
+    if tail.root is not None and message.key is not None:
+        key = key_hash(message.key) + key  # unique for each message key, even after a split
+    return tail.root or tail.id, key
 
 
 def _store(

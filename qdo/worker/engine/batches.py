@@ -29,11 +29,12 @@ from qdo.coordination.protocol.claims import Claim
 from qdo.jobs.retry import only_waits
 from qdo.message import Batch, Message
 from qdo.outcomes import FailedAt, Retry, Stop
+from qdo.sending.once import free_key
 from qdo.text import describe
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
 from qdo.worker.engine.ends import traceback_for_log
-from qdo.worker.engine.jobs import Turn
+from qdo.worker.engine.jobs import BoundJob, Turn
 from qdo.worker.engine.outcomes import Outcomes
 from qdo.worker.engine.slot import UNREADABLE, Row, Slot, TurnResult, where
 from qdo.worker.engine.subscriptions import FailureResumer
@@ -161,7 +162,7 @@ class Batches:
         counters = self._counters
         began = self._engine.clock()
         try:
-            job.call(batch, self._engine.context)  # type: ignore[arg-type]
+            self._call(job, batch)
         except MessageExpired:
             self._fetcher.clear(slot)  # the next fetch rereads held messages
             return TurnResult.MORE
@@ -186,6 +187,20 @@ class Batches:
         slot.durations.learn(1, self._engine.clock() - began, batch=len(batch))
         self._done(turn, batch)
         return TurnResult.MORE
+
+    def _call(self, job: BoundJob, batch: Batch) -> None:
+        try:
+            job.call(batch, self._engine.context)  # type: ignore[arg-type]
+        except FailedAt as error:
+            self._free(batch, max(0, error.index))
+            raise
+        self._free(batch, len(batch))
+
+    def _free(self, batch: Batch, count: int) -> None:
+        """Free the keys of the first messages, which are done."""
+        if batch.has_headers:  # few batches do, and a look at each message takes 30 ns
+            for message in batch[:count]:
+                free_key(self._engine.broker, message)
 
     def _decode(
         self, turn: Turn, rows: list[Row], attempt: int
@@ -216,6 +231,7 @@ class Batches:
         self, turn: Turn, rows: list[Row], attempt: int
     ) -> tuple[Batch, BaseException | None]:
         batch = Batch()
+        batch.has_headers = True
         for row in rows:
             message, failure = self._engine.decoder.decode(turn, row, attempt)
             batch.append(message)

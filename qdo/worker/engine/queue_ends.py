@@ -21,6 +21,7 @@ from qdo.jobs.retry import (
     lacks_resource,
 )
 from qdo.message import Message
+from qdo.sending.once import free_key
 from qdo.text import describe, pluralize
 from qdo.worker.engine.ends import (
     EXPIRED_REASON,
@@ -106,6 +107,10 @@ class QueueEnds(Ends):
     def _skip(
         self, turn: Turn, message: Message, error: BaseException, decision: SkipMessage
     ) -> TurnResult:
+        try:
+            free_key(self._broker, message)
+        except Exception as failure:  # noqa: BLE001 - brokers raise what their libraries raise
+            return self.broker_failed(turn.slot, "cannot free the unique key", failure)
         self._counters.skipped += 1
         turn.claim.done = message.position
         self._observers.report(message, "skip", decision.reason)
@@ -210,6 +215,8 @@ class QueueEnds(Ends):
         slot.message = slot.message or slot.dead_letter_message  # in flight until stored
         try:
             self._broker.dead_letters.store(dead_letter)
+            if slot.dead_letter_message is not None:
+                free_key(self._broker, slot.dead_letter_message)
         except Exception as failure:  # noqa: BLE001 - brokers raise what their libraries raise
             return self.broker_failed(slot, "cannot store the dead letter", failure)
         message = slot.dead_letter_message

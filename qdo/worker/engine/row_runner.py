@@ -15,6 +15,7 @@ import ujson
 from qdo.encoding import is_raw
 from qdo.encryption.marks import OpenedRows
 from qdo.message import Message
+from qdo.sending.once import UNIQUE, free_key
 from qdo.worker.engine.context import Engine
 from qdo.worker.engine.decoder import NO_HEADERS
 from qdo.worker.engine.jobs import Turn
@@ -92,6 +93,8 @@ class RowRunner:
                 result = call(message, context)
                 if result is not None:
                     turn.returned(position, result)
+                if headers and UNIQUE in headers:  # 15 ns for each message with headers
+                    free_key(self._engine.broker, message)
                 claim.done = position
                 if not claim.open or clock() >= until:
                     break

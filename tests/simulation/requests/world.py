@@ -273,9 +273,7 @@ class PoolWorld:
 
     def lead(self) -> None:
         """Believe to lead, and give back."""
-        returner = Returner(
-            self.sender, self.sender.broker.requests, SettingsInForce(Settings())
-        )
+        returner = Returner(self.sender, self.sender.broker.requests, SettingsInForce(Settings()))
         client: Any = SimpleNamespace(synced=0.0, world=self)
         layout: Any = SimpleNamespace(workers="workers")
         while True:
