@@ -118,14 +118,13 @@ class RequestStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def retry(self, id: str, since: str | None = None) -> bool:
+    def retry(self, id: str, forget: Collection[str] = ()) -> bool:
         """Retry a request that is over and still has its body; return whether this was possible.
 
         Attempts of the request count from 1 again. The number of takes increases, so a repeated
-        report of the earlier end has no effect. Its steps that are not done are deleted, so its job
-        asks for them again. A step itself cannot be retried.
+        report of the earlier end has no effect. A step itself cannot be retried.
 
-        :param since: a step; delete this step and all later ones, too.
+        :param forget: steps to delete, so that its job asks for them again; see `steps_to_forget`.
         """
 
     @abc.abstractmethod

@@ -34,6 +34,7 @@ from qdo.errors import BodyDecodeError, FailureKind, KeyMissingError, NotFoundEr
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 from qdo.queues import is_glob
 from qdo.refusals import Passage, failure_kind, send_each
+from qdo.requests.steps import steps_to_forget
 from qdo.text import describe, iso_time
 
 if TYPE_CHECKING:
@@ -330,7 +331,10 @@ def retry(broker: Broker, letters: Sequence[Letter]) -> Iterator[LetterResult]:
         if sent.ended is not None:
             raise sent.ended
     # A lambda, because `requests` raises for a broker without requests.
-    yield from _each_request(letters, lambda id: broker.requests.retry(id))
+    yield from _each_request(
+        letters,
+        lambda id: broker.requests.retry(id, steps_to_forget(broker.requests, id)),
+    )
 
 
 def _messages(letters: Sequence[Letter]) -> list[Letter]:

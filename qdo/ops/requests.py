@@ -19,6 +19,7 @@ from qdo.encoding import decoded_headers
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.ops.dead_letters import body_value, counts, decrypted
 from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
+from qdo.requests.steps import steps_to_forget
 from qdo.text import iso_time, join_some, pluralize
 
 if TYPE_CHECKING:
@@ -159,13 +160,7 @@ def retry(store: RequestStore, id: str, since: str | None = None) -> None:
 
     :param since: one of its steps; the job asks for this step and all later ones again.
     """
-    steps = [each for each in store.family(id) if each.parent == id]
-    if since is not None and since not in {each.id for each in steps}:
-        raise RequestNotFoundError(what=f"step of request {id!r}", name=since, id=since)
-    for each in steps:
-        if each.state != OVER:  # a second run of this step would run beside the first
-            check_change("retry", each)
-    if not store.retry(id, since):
+    if not store.retry(id, steps_to_forget(store, id, since)):
         record = found(store, id)
         check_change("retry", record)
         expected = "over, with its body"

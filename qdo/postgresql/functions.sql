@@ -551,9 +551,8 @@ END
 $$;
 
 -- Delete requests and their steps, and theirs: a later request with the same id must not find them.
--- Keep those with the outcome `kept`. Return the number.
-CREATE OR REPLACE FUNCTION {schema}.delete_requests(of_app text, of_ids text[], kept text)
-RETURNS bigint
+-- Return the number.
+CREATE OR REPLACE FUNCTION {schema}.delete_requests(of_app text, of_ids text[]) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -563,8 +562,7 @@ DECLARE
 BEGIN
     WHILE of_ids <> '{}' LOOP
         steps := ARRAY(SELECT id FROM {schema}.requests WHERE app = of_app AND parent = ANY (of_ids));
-        DELETE FROM {schema}.requests
-            WHERE app = of_app AND id = ANY (of_ids) AND outcome IS DISTINCT FROM kept;
+        DELETE FROM {schema}.requests WHERE app = of_app AND id = ANY (of_ids);
         GET DIAGNOSTICS count = ROW_COUNT;
         gone := gone + count;
         of_ids := steps;
@@ -584,6 +582,7 @@ CREATE OR REPLACE FUNCTION {schema}.ask_requests(
 ) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    now float8 := {schema}.unix_time();
     fresh text[] := ARRAY[]::text[];
     is_other boolean;
     opened text[];
@@ -616,10 +615,10 @@ BEGIN
             INSERT INTO {schema}.requests
                 (app, pool, id, priority, asked, due, reply, keep, digest, headers, body, parent,
                     deadline, state)
-                SELECT of_app, given.pool, given.id, given.priority, {schema}.unix_time(),
-                    CASE WHEN given.due < 0 THEN {schema}.unix_time() - given.due ELSE given.due END,
+                SELECT of_app, given.pool, given.id, given.priority, now,
+                    CASE WHEN given.due < 0 THEN now - given.due ELSE given.due END,
                     given.reply, given.keep, given.digest, given.head, given.body, given.parent,
-                    CASE WHEN given.deadline < 0 THEN {schema}.unix_time() - given.deadline
+                    CASE WHEN given.deadline < 0 THEN now - given.deadline
                         ELSE coalesce(given.deadline, 0) END, coalesce(given.state, 0)
                 FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies,
                     parents, deadlines, states) WITH ORDINALITY AS given(
@@ -636,7 +635,7 @@ BEGIN
             SELECT id FROM {schema}.requests AS known
             WHERE app = of_app AND id = ANY (ids) AND id <> ALL (coalesce(fresh, '{}')) AND state > 2
                 AND until <= {schema}.unix_time() AND {schema}.is_asker(known.asker)
-            FOR UPDATE), '') > 0;
+            FOR UPDATE)) > 0;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
             min(given.id) FILTER (
                 WHERE known.digest <> given.digest OR NOT {schema}.is_asker(known.asker))
@@ -979,8 +978,9 @@ END
 $$;
 
 -- Let a request wait again that is over and has its body, and is no step. What ended it before is an
--- older take. Forget its steps that are not done, and those from the step `since` on.
-CREATE OR REPLACE FUNCTION {schema}.retry_request(of_app text, of_id text, since text) RETURNS boolean
+-- older take. Delete the steps for which its job shall ask again.
+CREATE OR REPLACE FUNCTION {schema}.retry_request(of_app text, of_id text, forget text[])
+RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.requests SET state = 0, owner = '', take = take + 1, failed = 0,
@@ -990,12 +990,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM {schema}.delete_requests(of_app, ARRAY(
-        SELECT id FROM {schema}.requests WHERE app = of_app AND parent = of_id AND number >= (
-            SELECT number FROM {schema}.requests
-            WHERE app = of_app AND parent = of_id AND id = since)), '');
-    PERFORM {schema}.delete_requests(of_app, ARRAY(
-        SELECT id FROM {schema}.requests WHERE app = of_app AND parent = of_id), 'done');
+    DELETE FROM {schema}.requests
+        WHERE app = of_app AND id = ANY (forget) AND parent IS NOT NULL;
     RETURN true;
 END
 $$;
@@ -1033,7 +1029,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN {schema}.delete_requests(of_app, ARRAY(
         SELECT id FROM {schema}.requests WHERE app = of_app AND id = ANY (of_ids)
-            AND state > 2 AND outcome = 'failed' AND parent IS NULL FOR UPDATE), '');
+            AND state > 2 AND outcome = 'failed' AND parent IS NULL FOR UPDATE));
 END
 $$;
 
@@ -1050,7 +1046,7 @@ BEGIN
     gone := {schema}.delete_requests(of_app, ARRAY(
         SELECT id FROM {schema}.requests
         WHERE app = of_app AND state = 3 AND outcome IS DISTINCT FROM 'failed' AND parent IS NULL
-            AND until <= now ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED), '');
+            AND until <= now ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
     DELETE FROM {schema}.pools WHERE app = of_app AND NOT EXISTS (
         SELECT FROM {schema}.requests WHERE app = of_app AND pool = name AND state = 0);
     RETURN gone;

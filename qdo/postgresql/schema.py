@@ -130,7 +130,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "report_requests(text, text[], text[], integer[], integer[], text[], integer[], float8[],"
         f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
         "overdue_requests(text, integer)",
-        "retry_request(text, text, text)",
+        "retry_request(text, text, text[])",
         "spans(bigint)",
         "suspend_request(text, text, text, integer, text)",
         "tidy(bigint)",

@@ -210,6 +210,10 @@ class _PointedRequests(MemoryRequests):
         with _between(self._reach, "end", self._pool_of(take)):
             return super().end(take, *args, **options)
 
+    def suspend(self, take: Take, *args: Any) -> bool:
+        with _between(self._reach, "end", self._pool_of(take)):
+            return super().suspend(take, *args)
+
     def put_back(self, take: Take, *args: Any) -> bool:
         with _between(self._reach, "end", self._pool_of(take)):
             return super().put_back(take, *args)

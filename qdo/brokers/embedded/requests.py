@@ -256,11 +256,7 @@ _OVER = "SELECT id FROM requests WHERE app = :app AND id = :id AND state = 3"
 _REPLACE = _DELETE.format(condition=f"{_OVER} AND until <= :now")
 _DISCARD = _DELETE.format(condition=f"{_OVER} AND outcome = 'failed' AND parent IS NULL")
 _EXPIRE = _DELETE.format(condition=_EXPIRED.sql)
-_FORGET = _DELETE.format(
-    condition="SELECT id FROM requests WHERE app = :app AND parent = :id AND number >= ("
-    "SELECT number FROM requests WHERE app = :app AND parent = :id AND id = :since)",
-)
-_FORGET_UNDONE = f"{_DELETE.format(condition='SELECT :id')} AND id <> :id AND outcome IS NOT 'done'"
+_FORGET = "DELETE FROM requests WHERE app = :app AND id = :id AND parent IS NOT NULL"
 
 
 def _execute(transaction: Transaction, statement: str, **values: Any) -> int:
@@ -427,16 +423,14 @@ class EmbeddedRequests(RequestStore):
         of = {"failed": failed, "seconds": seconds, "error": storable_text(error)}
         return self._alter(_PUT_BACK, **_guard(take), **of) > 0
 
-    def retry(self, id: str, since: str | None = None) -> bool:
+    def retry(self, id: str, forget: Collection[str] = ()) -> bool:
         check_request_text("the id of a request", id)
-        check_request_text("the id of a step", since)
 
         def work(transaction: Transaction) -> bool:
             found = _execute(transaction, _RETRY, id=id) > 0
-            if found:
-                _execute(transaction, _FORGET, id=id, since=since)
-                _execute(transaction, _FORGET_UNDONE, id=id)
-                transaction.wakes_takers = True
+            for step in forget if found else ():
+                _execute(transaction, _FORGET, id=step)
+            transaction.wakes_takers = transaction.wakes_takers or found
             return found
 
         return self._tables.change(work)

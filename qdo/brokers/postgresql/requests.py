@@ -75,7 +75,7 @@ _END = f"SELECT {{schema}}.end_request(%s, %s, %s, %s, %s, %s, %b::bytea, {ARRAY
 _SUSPEND = "SELECT {schema}.suspend_request(%s, %s, %s, %s, %s)"
 _OVERDUE = f"SELECT {{schema}}.overdue_requests(%(app)s, {EXPIRED_AT_ONCE})"
 _MARK = "SELECT {schema}.mark_request(%s, %s, %s, %s)"
-_RETRY = "SELECT {schema}.retry_request(%s, %s, %s)"
+_RETRY = "SELECT {schema}.retry_request(%s, %s, %b::text[])"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
 _EXPIRE = "SELECT {schema}.expire_requests(%s)"
 _DISCARD = "SELECT {schema}.discard_requests(%s, %b::text[])"
@@ -341,11 +341,10 @@ class PostgresqlRequests(RequestStore):
         values = (take.id, take.number, outcome, why, headers, body, *arrays)
         return bool(self._change(_END, values, _announced(messages), locked, size))
 
-    def retry(self, id: str, since: str | None = None) -> bool:
+    def retry(self, id: str, forget: Collection[str] = ()) -> bool:
         check_request_text("the id of a request", id)
-        check_request_text("the id of a step", since)
         self._looks.clear()
-        return bool(self._change(_RETRY, (id, since), _OF_REQUESTS, {_locked(id)}))
+        return bool(self._change(_RETRY, (id, [*forget]), _OF_REQUESTS, {_locked(id)}))
 
     def mark(self, id: str, mark: str, asked: str | None = None) -> bool:
         check_request_text("the id of a request", id)

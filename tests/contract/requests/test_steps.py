@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 from qdo.brokers.base import Broker
 from qdo.brokers.request_store import RequestStore
 from qdo.brokers.requests import OVER, PAUSED, RUNNING, WAITING, Take
-from qdo.ops.requests import state_text
+from qdo.errors import RequestNotFoundError, RequestStateError
+from qdo.ops.requests import retry, state_text
+from qdo.positions import position_now
+from qdo.testing.memory_broker import MemoryBroker
 from tests.contract.requests.test_stores import (
     CANCEL,
     FAR,
@@ -154,38 +158,52 @@ def test_late_requests_and_their_steps_are_overdue(broker: Broker) -> None:
 
 
 RETRIED = [
-    (None, ["a", "r", "x"]),
-    ("s", ["a", "r"]),
-    ("r", ["a"]),
-    ("another", ["a", "r", "x"]),
+    (None, "ars1tv2"),
+    ("v", "ars1tu23"),
+    ("t", "ars1"),
+    ("r", "a"),
 ]
 
 
 @pytest.mark.parametrize(("since", "left"), RETRIED, ids=str)
-def test_a_retry_forgets_steps(broker: Broker, since: str | None, left: list[str]) -> None:
-    """Those that are not done, at any depth, and those from a step on; a step is not retried."""
+def test_a_retry_forgets_steps(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, since: str | None, left: str
+) -> None:
+    """The last ones unless they are done, at any depth, or those from a step on."""
+    clock = itertools.count(position_now(), 10_000_000)
+    if isinstance(broker, MemoryBroker):
+        monkeypatch.setattr(broker.writer, "clock", clock.__next__)
     ask(broker, "a", "another", pool="whole")
     whole, _ = take(broker, pool="whole")
-    for name, above, outcome in (
-        ("r", "a", "done"),
-        ("s", "a", "failed"),
-        ("u", "s", "skipped"),
-        ("x", "a", "done"),
+    for names, above, outcomes in (
+        ("r", "a", ["done"]),
+        ("s", "a", ["failed"]),
+        ("1", "s", ["done"]),
+        ("tuv", "a", ["done", "failed", "done"]),
+        ("23", "u", ["done", "skipped"]),
     ):
-        ask(broker, name, parent=above)
-        end(broker, name, outcome=outcome)
+        ask(broker, *names, parent=above)
+        for name, outcome in zip(names, outcomes, strict=True):
+            end(broker, name, outcome=outcome)
     assert broker.requests.suspend(whole.take, None)
     (whole,) = take(broker, pool="whole")[:1]
     assert broker.requests.end(whole.take, "failed", error="E", failed=1)
-    assert not broker.requests.retry("s")
+    with pytest.raises(RequestStateError):
+        retry(broker.requests, "s")
     assert broker.requests.counts()["whole"].failed == 1
     assert "p" not in broker.requests.counts()
     assert ids(broker.requests.records(states=(OVER,), outcome="failed")) == ["a"]
     assert broker.requests.expire(["s"]) == 0
-    assert broker.requests.retry("a", since)
-    assert sorted(set(states(broker)) - {"another"}) == left
+    retry(broker.requests, "a", since)
+    assert sorted(set(states(broker)) - {"another"}) == sorted(left)
     (again,) = take(broker, pool="whole")
     assert again.take.number == 4
+    ask(broker, "open", parent="a")
+    assert broker.requests.end(again.take, "failed", error="E")
+    with pytest.raises(RequestStateError):
+        retry(broker.requests, "a")
+    with pytest.raises(RequestNotFoundError):
+        retry(broker.requests, "another", "open")
 
 
 DELETED: dict[str, tuple[str, Callable[[RequestStore], object]]] = {
