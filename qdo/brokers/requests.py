@@ -162,9 +162,13 @@ class RequestRecord:
     @property
     def asks(self) -> bool:
         """Whether the request is paused and its job still waits for an answer."""
-        if not self.take.owner and self.take.number:
-            return False  # it waits for its steps
-        return self.state == PAUSED and (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
+        is_asked = (self.mark or PAUSED_MARK).startswith(PAUSED_MARK)
+        return self.state == PAUSED and is_asked and not self.in_steps
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the request has no owner, because its job waits for its steps."""
+        return self.state == PAUSED and not self.take.owner and self.take.number > 0
 
 
 # The columns of records and of taken requests in field order, without contents and takes.

@@ -71,7 +71,7 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
         "id": record.id,
         "parent": record.parent,
         "pool": record.pool,
-        "state": STATES[record.state],
+        "state": _state_name(record),
         "outcome": record.outcome,
         "cancelling": record.is_cancelled,
         "age_seconds": _age(record.asked, now),
@@ -90,6 +90,10 @@ def request_item(record: RequestRecord, now: float) -> dict[str, Any]:
         "then": reply.get("then"),
         "key": reply.get("key"),
     }
+
+
+def _state_name(record: RequestRecord) -> str:
+    return "in steps" if record.in_steps else STATES[record.state]
 
 
 def whole_item(
@@ -133,9 +137,7 @@ def state_text(record: RequestRecord) -> str:
     """Return the state of a request, or the outcome of an ended request, for people."""
     if record.is_cancelled:
         return "being cancelled"
-    if record.state == PAUSED and not record.asks and not record.take.owner:
-        return "in steps"
-    return record.outcome or STATES[record.state]
+    return record.outcome or _state_name(record)
 
 
 def check_change(change: str, record: RequestRecord) -> None:

@@ -105,6 +105,7 @@ def happens(
         ("recipes", 10),
         ("timers", 3),
         ("requests", 9),
+        ("workflows", 20),
         ("streams", 7),
         ("coming-from/celery", 4),
         ("coming-from/dramatiq", 2),
