@@ -150,7 +150,7 @@ class DelayedMessage:
 
 
 class DelayedMessages:
-    """The delayed messages of a broker that does not support delays."""
+    """The delayed messages and deduplication keys of a broker that does not support them."""
 
     def find(
         self, queue: str, limit: int, ids: Collection[str] | None = None
@@ -168,6 +168,13 @@ class DelayedMessages:
         This method does not delete a message that the broker has already moved into its queue.
         """
         return set()
+
+    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:
+        """Free the deduplication key `unique` of a message, whose end is not recorded yet.
+
+        :param key: the key of the message.
+        :param id: the id of the message; the key of another message stays.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,13 +373,6 @@ class Broker(abc.ABC):
     def trim(self, queue: str, last: int, older_than: float) -> int:
         """Delete messages up to `last` older than `older_than` seconds; return their number."""
         # Never delete messages after `last`.
-
-    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:  # noqa: B027
-        """Free the deduplication key `unique` of a message, whose end is not recorded yet.
-
-        :param key: the key of the message.
-        :param id: the id of the message; the key of another message stays.
-        """
 
     def delete_queue(self, queue: str, last: int) -> None:
         """Delete a queue that no worker owns, and its messages up to a position.

@@ -28,7 +28,7 @@ class SendOptions:
     dedup_seconds: float = DEDUP_SECONDS
     # The message of the sending job, if the id of that message is part of the key.
     once: Message | None = None
-    # Whether the end of the message frees the key; see `Broker.free`.
+    # Whether the end of the message frees the key; see `DelayedMessages.free`.
     until_done: bool = False
 
     def due_at(self, now: float) -> float | None:

@@ -65,7 +65,8 @@ class RequestStore(abc.ABC):
         """Set the state and note of a running or paused request; send messages.
 
         The state is `RUNNING` or `PAUSED`. Each pause makes a unique mark. Only the mark ``cancel``
-        outlives the pause.
+        outlives the pause. `IN_STEPS` pauses the request without an owner until its steps are over;
+        if they already are, the request waits again. Its attempts count from 1 again.
 
         :return: whether the take is still valid; a call with an invalid take has no effect.
         """
@@ -87,26 +88,6 @@ class RequestStore(abc.ABC):
 
         :param failed: the number of attempts that count as failed; None keeps the number.
         :return: whether this take has ended the request, in this call or an earlier one.
-        """
-
-    @abc.abstractmethod
-    def suspend(self, take: Take, note: str | None) -> bool:
-        """Pause a running request without an owner until its steps are over.
-
-        If its steps are already over, the request waits again. Its attempts count from 1 again.
-
-        :return: whether the take was still valid.
-        """
-
-    @abc.abstractmethod
-    def family(self, id: str) -> list[RequestRecord]:
-        """Return a request, and its steps with their results, in the order of asking."""
-
-    @abc.abstractmethod
-    def overdue(self) -> list[str]:
-        """Return the ids of at most 1,000 unfinished requests without steps that must be cancelled.
-
-        Their deadline has passed, or that of a request whose step they already were.
         """
 
     @abc.abstractmethod
@@ -166,12 +147,17 @@ class RequestStore(abc.ABC):
         *,
         newest: bool = False,
         outcome: str | None = None,
+        of: str | None = None,
+        late: bool = False,
     ) -> list[RequestRecord]:
         """Return requests without their bodies and results, oldest first.
 
         :param states: return only requests in these states; empty: return all requests.
         :param newest: return the newest requests first.
         :param outcome: one of `OUTCOMES`; return only requests with this outcome.
+        :param of: the id of a request; return only this request, and all its steps with results.
+        :param late: return only requests that the leader must cancel: their deadline has passed, or
+            that of a request whose step they already were. A request with steps is not among them.
         """
 
     @abc.abstractmethod

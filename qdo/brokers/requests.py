@@ -22,6 +22,8 @@ from qdo.encoding import decoded_headers
 from qdo.message import NORMAL
 
 WAITING, RUNNING, PAUSED, OVER = range(4)
+# The state of `RequestStore.note` that lets go of a request until its steps are over.
+IN_STEPS = 4
 # The names of the states, by number.
 STATES = ("waiting", "running", "paused", "over")
 # The possible outcomes of a request that is over.

@@ -42,7 +42,7 @@ def records(
     :param of: the id of a request; return this request and its steps in any state, oldest first.
     """
     if of is not None:
-        return store.family(of)[:limit]
+        return store.records(of=of, limit=limit)
     if state in OUTCOMES:
         return store.records(pool, (OVER,), limit, newest=True, outcome=state)
     states = (STATES.index(state),) if state else (WAITING, RUNNING, PAUSED)

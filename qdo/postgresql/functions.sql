@@ -910,34 +910,6 @@ BEGIN
 END
 $$;
 
--- Return unfinished requests without steps whose deadline has passed, or that of a request of which
--- they were steps by then: later steps compensate.
-CREATE OR REPLACE FUNCTION {schema}.overdue_requests(of_app text, most integer) RETURNS SETOF text
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE late AS (
-        SELECT id, deadline FROM {schema}.requests WHERE app = of_app
-            AND deadline > 0 AND deadline <= {schema}.unix_time() AND state < 3
-        UNION SELECT step.id, late.deadline FROM late JOIN {schema}.requests AS step
-            ON app = of_app AND step.parent = late.id
-            WHERE step.state < 3 AND step.asked <= late.deadline
-    )
-    SELECT DISTINCT held.id FROM late JOIN {schema}.requests AS held
-        ON held.app = of_app AND held.id = late.id
-        WHERE (mark IS NULL OR mark NOT LIKE '{"cancel"%')
-            AND NOT {schema}.has_steps(of_app, held.id) LIMIT most;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION {schema}.has_steps(of_app text, of_id text) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM {schema}.requests WHERE app = of_app AND parent = of_id);
-END
-$$;
-
 -- Cancel a request without an owner, with the number of its last take, or answer a question. Senders
 -- may.
 CREATE OR REPLACE FUNCTION {schema}.end_request(
@@ -963,7 +935,8 @@ CREATE OR REPLACE FUNCTION {schema}.mark_request(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF of_mark LIKE '{"cancel"%' AND {schema}.has_steps(of_app, of_id) THEN
+    IF of_mark LIKE '{"cancel"%' AND EXISTS (
+            SELECT FROM {schema}.requests WHERE app = of_app AND parent = of_id) THEN
         UPDATE {schema}.requests SET deadline = {schema}.unix_time()
             WHERE app = of_app AND id = of_id AND {schema}.is_asker(asker) AND state + 0 < 3;
         RETURN FOUND;

@@ -129,7 +129,6 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "open_shards(text, text[])",
         "report_requests(text, text[], text[], integer[], integer[], text[], integer[], float8[],"
         f" text[], text[], text[], bytea[], integer[], {_MESSAGES}, integer)",
-        "overdue_requests(text, integer)",
         "retry_request(text, text, text[])",
         "spans(bigint)",
         "suspend_request(text, text, text, integer, text)",

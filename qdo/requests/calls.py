@@ -352,10 +352,12 @@ class RequestCalls(Sender):
         return Handle(self, _checked_id(id))
 
 
-def cancel_overdue(app: Sender) -> None:
-    """Cancel the requests whose deadlines have passed."""
-    for id in app.broker.requests.overdue():
-        Handle(app, id).cancel("its deadline has passed")
+def cancel_overdue(app: Sender) -> int:
+    """Cancel the requests whose deadlines have passed; return their number."""
+    late = app.broker.requests.records(late=True)
+    for record in late:
+        Handle(app, record.id).cancel("its deadline has passed")
+    return len(late)
 
 
 def terms_of(request: RequestTerms | Mapping[str, Any]) -> RequestTerms:

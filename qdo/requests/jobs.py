@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 from qdo.bodies import MisfitError, loaded, plain_value
 from qdo.brokers.base import Outgoing
-from qdo.brokers.requests import OVER, PAUSED, RUNNING, Take
+from qdo.brokers.requests import IN_STEPS, OVER, PAUSED, RUNNING, Take
 from qdo.callables import check_done, is_async
 from qdo.encoding import decoded_headers
 from qdo.errors import (
@@ -225,8 +225,7 @@ class Request(Message[Body]):
         note = "in " + ", ".join(
             each if count == 1 else f"{count} × {each}" for each, count in names.items()
         )
-        store = self._app.broker.requests
-        until_answered(lambda: store.suspend(self._take, note[:MOST_NOTE]), self._name)
+        self._note(IN_STEPS, note[:MOST_NOTE])
 
     def _fail(self, error: RequestFailedError | RequestCancelledError) -> None:
         """End a request whose job has not handled the end of a step; raise other errors again."""

@@ -24,6 +24,8 @@ from qdo.outcomes import DeadLetter
 from qdo.requests.calls import MAX_KEEP_SECONDS, RequestCalls, RequestTerms, terms_of
 from qdo.sending.messages import Moment
 
+# Maximum number of steps of a request. Each of its runs reads all of them.
+MOST_STEPS = 10_000
 # A step of a request, as its job describes it: (pool, body), or a dict.
 Step = tuple[str, Any] | Mapping[str, Any]
 
@@ -55,7 +57,7 @@ class Steps:
         self._id = id
         self._own: RequestRecord | None = None
         self._stored: dict[str, RequestRecord] = {}
-        for record in app.broker.requests.family(id):
+        for record in app.broker.requests.records(of=id, limit=MOST_STEPS + 1):
             if record.id == id:
                 self._own = record
             else:
@@ -68,6 +70,9 @@ class Steps:
         terms = [self._terms_of(each) for each in steps]
         new = [each for each in terms if each.id not in self._stored]
         self._reached.update(str(each.id) for each in terms)
+        if len(self._reached | self._stored.keys()) > MOST_STEPS:
+            remedy = "let a step ask for a part of them"
+            raise DeadLetter(f"a request must have at most {MOST_STEPS} steps; {remedy}")
         if new:
             self.check_way()
             self._app._ask(new, None, self._id, self._deadline())
@@ -125,7 +130,7 @@ def steps_to_forget(store: RequestStore, id: str, since: str | None = None) -> l
     :raises RequestNotFoundError: the request has no such step.
     :raises RequestStateError: a step is not over. A second run would run beside the first.
     """
-    steps = [each for each in store.family(id) if each.id != id]
+    steps = [each for each in store.records(of=id, limit=MOST_STEPS + 1) if each.id != id]
     for each in steps:
         if each.state != OVER:
             raise RequestStateError(id=each.id, expected="over", state=STATES[each.state])
@@ -143,5 +148,5 @@ def steps_to_forget(store: RequestStore, id: str, since: str | None = None) -> l
 
 def _below(store: RequestStore, id: str) -> list[str]:
     """Return the ids of the steps of a step, and of theirs."""
-    found = [each.id for each in store.family(id) if each.id != id]
+    found = [each.id for each in store.records(of=id, limit=MOST_STEPS + 1) if each.id != id]
     return [*found, *(each for name in found for each in _below(store, name))]

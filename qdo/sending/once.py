@@ -30,7 +30,7 @@ def free_key(broker: Broker, message: Message) -> None:
     """Free the key of a message that was sent with `unique`; ignore other messages."""
     key = message.headers.get(UNIQUE)
     if key and isinstance(key, str):  # another program may write any value
-        broker.free(message.queue, message.key, key, message.id)
+        broker.delayed.free(message.queue, message.key, key, message.id)
 
 
 def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes) -> SendOptions:

@@ -121,9 +121,8 @@ class Sender:
 
         >>> id = app.send("mail-eu", {"to": "Ada"}, key="ada", delay_seconds=60)
 
-        :param body: a JSON value (dict, list, str, int, float, bool, None), or bytes. The job gets
-            bytes as bytes, and a tuple as a list. Also an object of a class with fields, such as a
-            dataclass (see "Types of bodies").
+        :param body: a JSON value, bytes, or an object of a class with fields, such as a dataclass
+            (see "Types of bodies"). The job gets a tuple as a list.
         :param headers: text by name. If the body is bytes, `content-type` describes its format.
         :param delay_seconds: deliver the message after this delay.
         :param at: deliver the message at this time: a datetime with a zone, or a Unix time in
@@ -131,13 +130,12 @@ class Sender:
         :param dedup_key: if a message with this key was sent to the queue within the
             `dedup_seconds` of the earlier message (default 300), store nothing and return the
             earlier id.
-        :param unique: while an earlier message to the queue with this text waits or runs, store
-            nothing and return the earlier id. Not allowed with `dedup_key` or `once`.
+        :param unique: likewise while an earlier message with this key waits or runs.
         :param after: a version that `put` of a set of documents returned. The message's job waits
             up to 5 seconds for documents of this version or a newer version. Then the job uses the
             documents that its process has.
         :param once: the message whose job sends. For 7 days, later attempts of this message do not
-            store the messages of earlier attempts again. Not allowed with `dedup_key`.
+            store the messages of earlier attempts again. Use only one of these three.
         :param priority: 0 to 9, the smallest first, for jobs with ``order="priority"``:
             `qdo.URGENT` (0), `HIGH` (3), `NORMAL` (5) or `LOW` (7).
         :param kind: the kind of the message, by which its queue's jobs share the messages. The

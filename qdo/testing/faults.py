@@ -29,7 +29,7 @@ from qdo.app import App
 from qdo.brokers.base import Outgoing, Reader
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.brokers.request_checks import check_requests
-from qdo.brokers.requests import PAUSED, NewRequest, Take, Taken
+from qdo.brokers.requests import IN_STEPS, PAUSED, NewRequest, Take, Taken
 from qdo.encoding import MAX_STORED_BODY_BYTES, with_header
 from qdo.errors import UsageError
 from qdo.jobs.middleware import FailureHook, Hooks, Observer
@@ -201,6 +201,9 @@ class _PointedRequests(MemoryRequests):
             return super().take(owner, pool, places, running, oldest)
 
     def note(self, take: Take, state: int, *args: Any) -> bool:
+        if state == IN_STEPS:
+            with _between(self._reach, "end", self._pool_of(take)):
+                return super().note(take, state, *args)
         valid = super().note(take, state, *args)
         if valid and state == PAUSED:
             self._on_pause(take.id)
@@ -209,10 +212,6 @@ class _PointedRequests(MemoryRequests):
     def end(self, take: Take, *args: Any, **options: Any) -> bool:
         with _between(self._reach, "end", self._pool_of(take)):
             return super().end(take, *args, **options)
-
-    def suspend(self, take: Take, *args: Any) -> bool:
-        with _between(self._reach, "end", self._pool_of(take)):
-            return super().suspend(take, *args)
 
     def put_back(self, take: Take, *args: Any) -> bool:
         with _between(self._reach, "end", self._pool_of(take)):

@@ -417,7 +417,6 @@ class TestKit(Results):
     def _go_to(self, due: float) -> None:
         self.clock.move_to(due)
         self._world.store.tick()
-        cancel_overdue(self.app)  # the leader does this
         self._run()
 
     def _due(self) -> float | None:
@@ -443,6 +442,11 @@ class TestKit(Results):
 
     def _run(self) -> None:
         """Run the worker and its successors until a worker is idle or stops."""
+        self._run_once()
+        while cancel_overdue(self.app):  # the leader does this
+            self._run_once()
+
+    def _run_once(self) -> None:
         while True:
             process = self._owner()
             self._stack.append(process)

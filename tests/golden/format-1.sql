@@ -99,7 +99,6 @@ CREATE TABLE qdo.dead_letters (
     PRIMARY KEY (queue, position)
 );
 CREATE INDEX dead_letters_by_time ON qdo.dead_letters (dead_at, position);
-CREATE INDEX dead_letters_failed_at ON qdo.dead_letters (to_timestamp(least(dead_at, 9e12)));
 INSERT INTO qdo.about (format, oldest, tables, functions, node, partition_ticks) VALUES (
     1, 1, '', '', (floor(random() * 281474976710656))::bigint | 1099511627776, 3600::bigint * 10000000);
 CREATE TABLE qdo.requests (
@@ -131,6 +130,8 @@ CREATE TABLE qdo.requests (
     result bytea CHECK (octet_length(result) <= 67108864),
     until float8 NOT NULL DEFAULT 0,
     asker text NOT NULL DEFAULT session_user,
+    parent text CHECK (length(parent) <= 200),
+    deadline float8 NOT NULL DEFAULT 0 CHECK (deadline < 'Infinity'),
     PRIMARY KEY (id, app)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
     toast.autovacuum_vacuum_scale_factor = 0.02);
@@ -138,9 +139,11 @@ CREATE INDEX requests_waiting ON qdo.requests (app, pool, priority, number, due)
 CREATE INDEX requests_delayed ON qdo.requests (app, pool, due) WHERE state = 0 AND due > asked;
 CREATE INDEX requests_owned ON qdo.requests (app, owner, started) WHERE state IN (1, 2);
 CREATE INDEX requests_over ON qdo.requests (app, until)
-    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed';
+    WHERE state = 3 AND outcome IS DISTINCT FROM 'failed' AND parent IS NULL;
 CREATE INDEX requests_failed ON qdo.requests (app, pool, number)
-    WHERE state = 3 AND outcome = 'failed';
+    WHERE state = 3 AND outcome = 'failed' AND parent IS NULL;
+CREATE INDEX requests_steps ON qdo.requests (app, parent) WHERE parent IS NOT NULL;
+CREATE INDEX requests_late ON qdo.requests (app, deadline) WHERE deadline > 0 AND state < 3;
 CREATE TABLE qdo.pools (app text NOT NULL, name text NOT NULL);
 CREATE INDEX pools_named ON qdo.pools (app, name);
 CREATE TABLE qdo.streams (
@@ -217,7 +220,7 @@ BEGIN
         ['requests', 'length(app) <= 200 AND length(asker) <= 200'
             ' AND length(owner) <= 1000 AND length(outcome) <= 200'
             ' AND octet_length(note) <= 1048576 AND octet_length(error) <= 1048576',
-            'asked, due, state, take, failed, started, keep, until'],
+            'asked, due, state, take, failed, started, keep, until, deadline'],
         ['streams', 'length(app) <= 200 AND length(stream) <= 200 AND length(queue) <= 200'
             ' AND length(low) <= 16 AND length(high) <= 16'
             ' AND cardinality(parents) <= 4096', 'end_position'],
@@ -695,12 +698,32 @@ BEGIN
             WHERE rolname = asker AND pg_has_role(session_user, oid, 'USAGE'));
 END
 $$;
+CREATE OR REPLACE FUNCTION qdo.delete_requests(of_app text, of_ids text[]) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    steps text[];
+    gone bigint := 0;
+    count bigint;
+BEGIN
+    WHILE of_ids <> '{}' LOOP
+        steps := ARRAY(SELECT id FROM qdo.requests WHERE app = of_app AND parent = ANY (of_ids));
+        DELETE FROM qdo.requests WHERE app = of_app AND id = ANY (of_ids);
+        GET DIAGNOSTICS count = ROW_COUNT;
+        gone := gone + count;
+        of_ids := steps;
+    END LOOP;
+    RETURN gone;
+END
+$$;
 CREATE OR REPLACE FUNCTION qdo.ask_requests(
     of_node bigint, of_app text, pools text[], ids text[], priorities integer[], dues float8[],
-    replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], lock_ms integer
+    replies text[], keeps float8[], digests bytea[], heads text[], bodies bytea[], parents text[],
+    deadlines float8[], states integer[], lock_ms integer
 ) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    now float8 := qdo.unix_time();
     fresh text[] := ARRAY[]::text[];
     is_other boolean;
     opened text[];
@@ -731,13 +754,17 @@ BEGIN
     LOOP
         WITH new AS (
             INSERT INTO qdo.requests
-                (app, pool, id, priority, asked, due, reply, keep, digest, headers, body)
-                SELECT of_app, given.pool, given.id, given.priority, qdo.unix_time(),
-                    CASE WHEN given.due < 0 THEN qdo.unix_time() - given.due ELSE given.due END,
-                    given.reply, given.keep, given.digest, given.head, given.body
-                FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies)
-                    WITH ORDINALITY AS given(
-                        pool, id, priority, due, reply, keep, digest, head, body, place)
+                (app, pool, id, priority, asked, due, reply, keep, digest, headers, body, parent,
+                    deadline, state)
+                SELECT of_app, given.pool, given.id, given.priority, now,
+                    CASE WHEN given.due < 0 THEN now - given.due ELSE given.due END,
+                    given.reply, given.keep, given.digest, given.head, given.body, given.parent,
+                    CASE WHEN given.deadline < 0 THEN now - given.deadline
+                        ELSE coalesce(given.deadline, 0) END, coalesce(given.state, 0)
+                FROM unnest(pools, ids, priorities, dues, replies, keeps, digests, heads, bodies,
+                    parents, deadlines, states) WITH ORDINALITY AS given(
+                        pool, id, priority, due, reply, keep, digest, head, body, parent, deadline,
+                        state, place)
                 ORDER BY given.place
                 ON CONFLICT DO NOTHING RETURNING id
         ) SELECT array_agg(id) INTO added FROM new;
@@ -745,10 +772,11 @@ BEGIN
         IF cardinality(fresh) = cardinality(ids) THEN
             RETURN array_fill(true, ARRAY[cardinality(ids)]);
         END IF;
-        DELETE FROM qdo.requests AS known
+        CONTINUE WHEN qdo.delete_requests(of_app, ARRAY(
+            SELECT id FROM qdo.requests AS known
             WHERE app = of_app AND id = ANY (ids) AND id <> ALL (coalesce(fresh, '{}')) AND state > 2
-                AND until <= qdo.unix_time() AND qdo.is_asker(known.asker);
-        CONTINUE WHEN FOUND;
+                AND until <= qdo.unix_time() AND qdo.is_asker(known.asker)
+            FOR UPDATE)) > 0;
         SELECT count(*) FILTER (WHERE known.id IS NULL),
             min(given.id) FILTER (
                 WHERE known.digest <> given.digest OR NOT qdo.is_asker(known.asker))
@@ -896,6 +924,7 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     valid bigint[];
+    parents text[];
 BEGIN
     IF lock_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', lock_ms::text, true);
@@ -926,8 +955,12 @@ BEGIN
         WHERE app = of_app AND held.id = ANY (of_ids) AND held.id = given.id
             AND held.owner = given.owner AND held.take = given.take
             AND CASE given.state WHEN 3 THEN held.state < 3 ELSE held.state IN (1, 2) END
-        RETURNING given.place
-    ) SELECT array_agg(place) INTO valid FROM changed;
+        RETURNING given.place, CASE given.state WHEN 3 THEN held.parent END AS parent
+    ) SELECT array_agg(place), array_agg(DISTINCT parent) FILTER (WHERE parent IS NOT NULL)
+        INTO valid, parents FROM changed;
+    IF parents IS NOT NULL THEN
+        PERFORM qdo.wake_requests(of_app, parents);
+    END IF;
     IF valid IS NOT NULL AND names IS NOT NULL THEN
         SELECT array_agg(name ORDER BY number), array_agg(key ORDER BY number),
             array_agg(head ORDER BY number), array_agg(body ORDER BY number),
@@ -957,16 +990,73 @@ BEGIN
             AS given(id, owner, take, state, place) ORDER BY place);
 END
 $$;
-CREATE OR REPLACE FUNCTION qdo.cancel_request(
-    of_app text, of_id text, of_take integer, why text, names text[], keys text[], headers text[],
-    bodies bytea[], ids text[], dues bigint[], dedup_keys text[], dedup_ticks bigint[]
+CREATE OR REPLACE FUNCTION qdo.wake_requests(of_app text, of_ids text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM FROM qdo.requests WHERE app = of_app AND id = ANY (of_ids)
+        ORDER BY id FOR NO KEY UPDATE;
+    UPDATE qdo.requests AS held SET state = 0, due = qdo.unix_time(), note = NULL
+        WHERE app = of_app AND id = ANY (of_ids) AND state + 0 = 2 AND owner = '' AND take > 0
+            AND NOT EXISTS (SELECT FROM qdo.requests AS step
+                WHERE app = of_app AND step.parent = held.id AND step.state < 3);
+    IF FOUND THEN
+        PERFORM pg_notify(qdo.channel(of_app), 'again');
+    END IF;
+END
+$$;
+CREATE OR REPLACE FUNCTION qdo.suspend_request(
+    of_app text, of_id text, of_owner text, of_take integer, of_note text
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM qdo.find_request(of_app, of_id)) AND (qdo.report_requests(
+    UPDATE qdo.requests SET state = 2, owner = '', note = of_note, failed = 0, crashed = false
+        WHERE app = of_app AND id = of_id AND owner = of_owner AND take = of_take
+            AND state BETWEEN 1 AND 2;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM qdo.wake_requests(of_app, ARRAY[of_id]);
+    RETURN true;
+END
+$$;
+CREATE OR REPLACE FUNCTION qdo.overdue_requests(of_app text, most integer) RETURNS SETOF text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE late AS (
+        SELECT id, deadline FROM qdo.requests WHERE app = of_app
+            AND deadline > 0 AND deadline <= qdo.unix_time() AND state < 3
+        UNION SELECT step.id, late.deadline FROM late JOIN qdo.requests AS step
+            ON app = of_app AND step.parent = late.id
+            WHERE step.state < 3 AND step.asked <= late.deadline
+    )
+    SELECT DISTINCT held.id FROM late JOIN qdo.requests AS held
+        ON held.app = of_app AND held.id = late.id
+        WHERE (mark IS NULL OR mark NOT LIKE '{"cancel"%')
+            AND NOT qdo.has_steps(of_app, held.id) LIMIT most;
+END
+$$;
+CREATE OR REPLACE FUNCTION qdo.has_steps(of_app text, of_id text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM qdo.requests WHERE app = of_app AND parent = of_id);
+END
+$$;
+CREATE OR REPLACE FUNCTION qdo.end_request(
+    of_app text, of_id text, of_take integer, ending text, why text, head text, answer bytea,
+    names text[], keys text[], headers text[], bodies bytea[], ids text[], dues bigint[],
+    dedup_keys text[], dedup_ticks bigint[]
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM qdo.find_request(of_app, of_id)
+            WHERE ending = 'cancelled' OR ending = 'done' AND state >= 2 AND take = 0)
+        AND (qdo.report_requests(
         of_app, ARRAY[of_id], ARRAY[''], ARRAY[of_take], ARRAY[3], NULL, NULL, NULL, ARRAY[why],
-        ARRAY['cancelled'], NULL, NULL, ARRAY(SELECT 1 FROM unnest(names)), names, keys, headers,
-        bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
+        ARRAY[ending], ARRAY[head], ARRAY[answer], ARRAY(SELECT 1 FROM unnest(names)), names, keys,
+        headers, bodies, ids, dues, dedup_keys, dedup_ticks, NULL))[1];
 END
 $$;
 CREATE OR REPLACE FUNCTION qdo.mark_request(
@@ -974,22 +1064,33 @@ CREATE OR REPLACE FUNCTION qdo.mark_request(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF of_mark LIKE '{"cancel"%' AND qdo.has_steps(of_app, of_id) THEN
+        UPDATE qdo.requests SET deadline = qdo.unix_time()
+            WHERE app = of_app AND id = of_id AND qdo.is_asker(asker) AND state + 0 < 3;
+        RETURN FOUND;
+    END IF;
     UPDATE qdo.requests AS held SET mark = of_mark
-        WHERE app = of_app AND id = of_id AND qdo.is_asker(asker)
+        WHERE app = of_app AND id = of_id AND qdo.is_asker(asker) AND owner <> ''
             AND CASE WHEN of_mark LIKE '{"cancel"%' THEN state BETWEEN 1 AND 2
                 ELSE state = 2 AND held.mark IS NOT DISTINCT FROM mark_request.asked
                     AND coalesce(held.mark, '{"paused"') LIKE '{"paused"%' END;
     RETURN FOUND;
 END
 $$;
-CREATE OR REPLACE FUNCTION qdo.retry_request(of_app text, of_id text) RETURNS boolean
+CREATE OR REPLACE FUNCTION qdo.retry_request(of_app text, of_id text, forget text[])
+RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE qdo.requests SET state = 0, owner = '', take = take + 1, failed = 0,
         crashed = false, due = qdo.unix_time(), note = NULL, error = NULL, outcome = NULL,
-        result_headers = NULL, result = NULL, until = 0
-        WHERE app = of_app AND id = of_id AND state > 2 AND body IS NOT NULL;
-    RETURN FOUND;
+        result_headers = NULL, result = NULL, until = 0, deadline = 0
+        WHERE app = of_app AND id = of_id AND state > 2 AND body IS NOT NULL AND parent IS NULL;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM qdo.requests
+        WHERE app = of_app AND id = ANY (forget) AND parent IS NOT NULL;
+    RETURN true;
 END
 $$;
 CREATE OR REPLACE FUNCTION qdo.give_back_requests(of_app text, of_owner text) RETURNS bigint
@@ -1017,13 +1118,10 @@ END
 $$;
 CREATE OR REPLACE FUNCTION qdo.discard_requests(of_app text, of_ids text[]) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    gone bigint;
 BEGIN
-    DELETE FROM qdo.requests
-        WHERE app = of_app AND id = ANY (of_ids) AND state > 2 AND outcome = 'failed';
-    GET DIAGNOSTICS gone = ROW_COUNT;
-    RETURN gone;
+    RETURN qdo.delete_requests(of_app, ARRAY(
+        SELECT id FROM qdo.requests WHERE app = of_app AND id = ANY (of_ids)
+            AND state > 2 AND outcome = 'failed' AND parent IS NULL FOR UPDATE));
 END
 $$;
 CREATE OR REPLACE FUNCTION qdo.expire_requests(of_app text) RETURNS bigint
@@ -1034,11 +1132,10 @@ DECLARE
     now float8 := qdo.unix_time();
     gone bigint;
 BEGIN
-    DELETE FROM qdo.requests WHERE app = of_app AND id = ANY (ARRAY(
+    gone := qdo.delete_requests(of_app, ARRAY(
         SELECT id FROM qdo.requests
-        WHERE app = of_app AND state = 3 AND outcome IS DISTINCT FROM 'failed' AND until <= now
-        ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS gone = ROW_COUNT;
+        WHERE app = of_app AND state = 3 AND outcome IS DISTINCT FROM 'failed' AND parent IS NULL
+            AND until <= now ORDER BY until LIMIT 1000 FOR UPDATE SKIP LOCKED));
     DELETE FROM qdo.pools WHERE app = of_app AND NOT EXISTS (
         SELECT FROM qdo.requests WHERE app = of_app AND pool = name AND state = 0);
     RETURN gone;
@@ -1276,6 +1373,16 @@ BEGIN
     RETURN sent;
 END
 $$;
+CREATE OR REPLACE FUNCTION qdo.free_key(
+    of_app text, of_queue text, of_key text, dedup_key text, of_id text
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    DELETE FROM qdo.dedup USING qdo.queues
+    WHERE app = of_app AND name = of_queue AND dedup.queue = coalesce(root, queues.id)
+        AND key = sha256(convert_to(':' || CASE WHEN root IS NULL THEN ''
+            ELSE qdo.key_hash(of_key) END || dedup_key, 'UTF8'))
+        AND dedup.id = of_id
+$$;
 CREATE OR REPLACE FUNCTION qdo.newest(of_queue bigint, after bigint) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_custom_plan AS $$
@@ -1422,170 +1529,6 @@ BEGIN
     DELETE FROM qdo.queues WHERE id = own.id;
 END
 $$;
-CREATE OR REPLACE FUNCTION qdo.json_of(data bytea) RETURNS jsonb
-LANGUAGE plpgsql STABLE STRICT AS $$
-BEGIN
-    RETURN pg_catalog.convert_from(data, 'UTF8')::pg_catalog.jsonb;
-EXCEPTION WHEN OTHERS THEN
-    RETURN NULL;
-END
-$$;
-CREATE OR REPLACE FUNCTION qdo.time_of(data text) RETURNS timestamptz
-LANGUAGE plpgsql STABLE STRICT AS $$
-BEGIN
-    RETURN data::pg_catalog.timestamptz;
-EXCEPTION WHEN OTHERS THEN
-    RETURN NULL;
-END
-$$;
-CREATE OR REPLACE VIEW qdo.nodes AS
-SELECT apps.name AS app, apps.root
-FROM qdo.apps JOIN qdo.znodes
-    ON parent = regexp_replace(root, '/[^/]*$', '') COLLATE "C"
-    AND znodes.name = regexp_replace(root, '^.*/', '') COLLATE "C"
-WHERE split_part(fleet, ' ', 1) = to_hex(czxid) || '-' || to_hex(ctime);
-CREATE OR REPLACE VIEW qdo.progress AS
-SELECT queues.id, queues.app, queues.name AS queue, trimmed, nodes.root, node.value,
-    CASE WHEN nodes.root IS NOT NULL THEN greatest(trimmed,
-        substring(node.value ->> 'last' FROM '^[0-9]{1,18}$')::bigint) END AS done
-FROM qdo.queues LEFT JOIN qdo.nodes ON nodes.app = queues.app
-LEFT JOIN LATERAL (
-    SELECT qdo.json_of(data) AS value FROM qdo.znodes
-    WHERE parent = nodes.root || '/queues' AND znodes.name = queues.name COLLATE "C"
-    OFFSET 0
-) AS node ON true;
-CREATE OR REPLACE VIEW qdo.qdo_queues AS
-SELECT app, progress.queue, value ->> 'owner' AS worker,
-    CASE WHEN root IS NOT NULL THEN waiting.count END AS waiting,
-    to_timestamp((waiting.first - 122192928000000000) / 1e7) AS waiting_since,
-    value ? 'blocked' AS is_blocked,
-    coalesce(value -> 'blocked', value -> 'failing') ->> 'error' AS error, done AS position
-FROM qdo.progress CROSS JOIN LATERAL (
-    SELECT count(*) AS count, min(position) AS first FROM qdo.messages
-    WHERE messages.queue = progress.id AND position > done
-) AS waiting;
-CREATE OR REPLACE VIEW qdo.qdo_messages AS
-SELECT app, progress.queue,
-    coalesce(substring(messages.headers FROM '"qdo-id": ?"([^"\\]+)"'),
-        lpad(to_hex(messages.position & 4294967295), 8, '0')
-        || '-' || lpad(to_hex((messages.position >> 32) & 65535), 4, '0')
-        || '-' || lpad(to_hex(((messages.position >> 48) & 4095) | 4096), 4, '0')
-        || '-8000-' || lpad(to_hex(node), 12, '0')) AS id,
-    CASE WHEN dead_at IS NOT NULL THEN 'failed' WHEN messages.position <= done THEN 'done'
-        WHEN done IS NOT NULL THEN 'waiting' END AS state,
-    to_timestamp((messages.position - 122192928000000000) / 1e7) AS stored_at,
-    NULL::timestamptz AS due_at, messages.key,
-    qdo.json_of(convert_to(messages.headers, 'UTF8')) AS headers,
-    CASE WHEN (SELECT has_table_privilege('qdo.messages', 'SELECT'))
-        THEN qdo.json_of(messages.body) END AS body,
-    octet_length(messages.body) AS bytes, messages.position
-FROM qdo.progress
-JOIN qdo.messages ON messages.queue = progress.id AND messages.position > trimmed
-LEFT JOIN qdo.dead_letters AS dead
-    ON dead.queue = messages.queue AND dead.position = messages.position
-CROSS JOIN qdo.about
-UNION ALL
-SELECT delayed.app, queues.name, substring(headers FROM '"qdo-id": ?"([^"\\]+)"'), 'delayed', NULL,
-    to_timestamp((least(due, 9e17) - 122192928000000000) / 1e7), key,
-    qdo.json_of(convert_to(headers, 'UTF8')),
-    CASE WHEN (SELECT has_table_privilege('qdo.messages', 'SELECT'))
-        THEN qdo.json_of(body) END, octet_length(body), NULL
-FROM qdo.delayed JOIN qdo.queues ON queues.id = queue;
-CREATE OR REPLACE FUNCTION qdo.qdo_message(of_id text) RETURNS SETOF qdo.qdo_messages
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
-DECLARE
-    hex text := substring(of_id FROM '^[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-8000-');
-    place bigint := ('x0' || substring(hex FROM 16 FOR 3) || substring(hex FROM 10 FOR 4)
-        || left(hex, 8))::bit(64)::bigint;
-BEGIN
-    RETURN QUERY SELECT * FROM qdo.qdo_messages WHERE position = place AND id = of_id;
-    IF NOT FOUND THEN
-        RETURN QUERY SELECT * FROM qdo.qdo_messages WHERE id = of_id;
-    END IF;
-END
-$$;
-CREATE OR REPLACE FUNCTION qdo.qdo_send(
-    app text, queue text, body jsonb, key text DEFAULT NULL, headers jsonb DEFAULT '{}',
-    kind text DEFAULT NULL, delay interval DEFAULT NULL, dedup_key text DEFAULT NULL,
-    dedup_for interval DEFAULT '5 minutes'
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    id text := gen_random_uuid();
-    now float8 := extract(epoch FROM clock_timestamp());
-    later float8 := extract(epoch FROM delay);
-BEGIN
-    IF jsonb_typeof(headers) <> 'object' OR EXISTS (
-        SELECT FROM jsonb_each(headers) AS one(name, value)
-        WHERE jsonb_typeof(one.value) <> 'string' OR one.name LIKE 'qdo-%'
-    ) THEN
-        RAISE EXCEPTION 'headers must be a JSON object of texts whose names do not begin with qdo-, got %',
-            headers USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    headers := coalesce(headers, '{}') || jsonb_strip_nulls(jsonb_build_object('qdo-id', id, 'qdo-kind', kind,
-        'qdo-sent', CASE WHEN later > 0 THEN to_char(now, 'FM9999999990.000000') END,
-        'qdo-due', CASE WHEN later > 0 THEN to_char(now + later, 'FM9999999990.000000') END));
-    PERFORM qdo.stage((SELECT node FROM qdo.about), app, ARRAY[queue], ARRAY[key],
-        ARRAY[headers::text], ARRAY[convert_to(body::text, 'UTF8')], ARRAY[id],
-        ARRAY[-(nullif(greatest(later, 0), 0) * 10000000)::bigint], ARRAY[dedup_key],
-        ARRAY[(extract(epoch FROM dedup_for) * 10000000)::bigint]);
-    RETURN id;
-END
-$$;
-CREATE OR REPLACE VIEW qdo.readable_requests AS
-SELECT app, pool, id, priority, asker, to_timestamp(least(asked, 9e12)) AS asked_at,
-    to_timestamp(least(due, 9e12)) AS due_at,
-    to_timestamp(nullif(least(started, 9e12), 0)) AS started_at,
-    CASE state WHEN 3 THEN to_timestamp(least(until - keep, 9e12)) END AS ended_at,
-    nullif(owner, '') AS worker, take AS runs, failed AS failed_attempts, error, note,
-    CASE WHEN (SELECT has_table_privilege('qdo.requests', 'SELECT'))
-        THEN qdo.json_of(body) END AS body,
-    CASE WHEN (SELECT has_table_privilege('qdo.requests', 'SELECT'))
-        THEN qdo.json_of(result) END AS result,
-    state AS state_number, outcome
-FROM qdo.requests;
-CREATE OR REPLACE VIEW qdo.qdo_requests AS
-SELECT 'waiting' AS state, * FROM qdo.readable_requests WHERE state_number = 0
-UNION ALL SELECT 'running', * FROM qdo.readable_requests WHERE state_number = 1
-UNION ALL SELECT 'paused', * FROM qdo.readable_requests WHERE state_number = 2
-UNION ALL SELECT 'failed', * FROM qdo.readable_requests
-    WHERE state_number = 3 AND outcome = 'failed'
-UNION ALL SELECT outcome, * FROM qdo.readable_requests
-    WHERE state_number = 3 AND outcome IS DISTINCT FROM 'failed';
-CREATE OR REPLACE VIEW qdo.qdo_failed AS
-SELECT app, 'message' AS kind, name AS queue,
-    coalesce(substring(headers FROM '"qdo-id": ?"([^"\\]+)"'),
-        lpad(to_hex(position & 4294967295), 8, '0')
-        || '-' || lpad(to_hex((position >> 32) & 65535), 4, '0')
-        || '-' || lpad(to_hex(((position >> 48) & 4095) | 4096), 4, '0')
-        || '-8000-' || lpad(to_hex(node), 12, '0')) AS id,
-    to_timestamp(least(dead_at, 9e12)) AS failed_at, error, attempts, worker, key,
-    CASE WHEN (SELECT has_table_privilege('qdo.dead_letters', 'SELECT'))
-        THEN qdo.json_of(body) END AS body,
-    CASE WHEN (SELECT has_table_privilege('qdo.dead_letters', 'SELECT'))
-        THEN traceback END AS traceback
-FROM qdo.dead_letters JOIN qdo.queues ON queues.id = queue CROSS JOIN qdo.about
-UNION ALL
-SELECT app, 'request', pool, id, ended_at, error, failed_attempts, worker, NULL, body, NULL
-FROM qdo.readable_requests WHERE state_number = 3 AND outcome = 'failed';
-CREATE OR REPLACE VIEW qdo.qdo_timers AS
-SELECT app, znodes.name AS timer, value ->> 'queue' AS queue, value ->> 'when' AS schedule,
-    qdo.time_of(value ->> 'last') AS last_at, qdo.time_of(value ->> 'next') AS next_at,
-    value ->> 'refused' AS error
-FROM qdo.nodes JOIN qdo.znodes ON parent = root || '/timers'
-CROSS JOIN LATERAL (SELECT qdo.json_of(data) AS value OFFSET 0) AS node;
-CREATE OR REPLACE VIEW qdo.qdo_workers AS
-SELECT app, value ->> 'worker' AS worker, value ->> 'host' AS host, value ->> 'version' AS version,
-    value ->> 'state' AS state, heard AS heard_at,
-    to_timestamp(jsonb_path_query_first(value, '$.started ? (@ > 0 && @ < 9e9)')::float8)
-        AS started_at,
-    jsonb_path_query_first(value, '$.queues ? (@ >= 0 && @ < 2e9)')::integer AS queues,
-    jsonb_path_query_first(value, '$.busy ? (@ >= 0 && @ < 2e9)')::integer AS busy,
-    jsonb_path_query_first(value, '$.processed ? (@ >= 0 && @ < 9e18)')::bigint AS processed,
-    value AS report
-FROM qdo.nodes JOIN qdo.znodes ON parent = root || '/components/worker'
-CROSS JOIN LATERAL (SELECT qdo.json_of(data) AS value OFFSET 0) AS node
-LEFT JOIN qdo.sessions ON sessions.id = znodes.owner;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA qdo FROM PUBLIC;
 SELECT qdo.add_partitions();
-UPDATE qdo.about SET format = '1', oldest = '1', tables = 'b2d85171c0c2320c', functions = '5d09649b55f4e796';
+UPDATE qdo.about SET format = '1', oldest = '1', tables = '8e13942648b56bef', functions = '6b2c276c0d6efa5c';

@@ -15,12 +15,7 @@ from functools import partial
 from qdo.brokers.base import Outgoing
 from qdo.brokers.catalog import NO_BACKLOG, Backlog, QueueCatalog
 from qdo.brokers.embedded.dead_letters import EmbeddedDeadLetters
-from qdo.brokers.embedded.delayed import (
-    DelayScheduler,
-    EmbeddedDelayedMessages,
-    free,
-    send_with_options,
-)
+from qdo.brokers.embedded.delayed import DelayScheduler, EmbeddedDelayedMessages, send_with_options
 from qdo.brokers.embedded.reader import CommitListener, EmbeddedReader
 from qdo.brokers.embedded.requests import EmbeddedRequests
 from qdo.brokers.embedded.schema import MESSAGES, Query
@@ -158,10 +153,6 @@ class SqliteBroker(GroupCommitBroker):
 
     def _send(self, messages: Sequence[Outgoing]) -> Work:
         return lambda transaction: send_with_options(transaction, messages, self.id_node)
-
-    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:
-        message = Outgoing(queue, b"", key)
-        self._writer.run(lambda transaction: free(transaction, message, unique, id))
 
     def reader(self, queue: str, after: int) -> EmbeddedReader:
         return EmbeddedReader(self.tables, check_queue_name(queue), after)

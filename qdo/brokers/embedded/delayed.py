@@ -104,12 +104,6 @@ def _send(transaction: Transaction, message: Outgoing, node: int) -> str:
     return new
 
 
-def free(transaction: Transaction, message: Outgoing, key: str, id: str) -> None:
-    """Free the deduplication key of a message that is done."""
-    place = _dedup_place(transaction, message, key)
-    transaction.connection.execute(_FREE, (*place, id))
-
-
 def _dedup_place(transaction: Transaction, message: Outgoing, key: str) -> tuple[int, str]:
     tail = transaction.tail_for(message)
     if tail.root is not None and message.key is not None:
@@ -263,3 +257,10 @@ class EmbeddedDelayedMessages(DelayedMessages):
         }
         execute(_COUNT_REMOVED, (len(gone), transaction.app, queue))
         return gone
+
+    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:
+        def work(transaction: Transaction) -> None:
+            place = _dedup_place(transaction, Outgoing(queue, b"", key), unique)
+            transaction.connection.execute(_FREE, (*place, id))
+
+        self._tables.change(work)

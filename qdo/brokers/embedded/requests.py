@@ -30,6 +30,7 @@ from qdo.brokers.request_checks import (
 from qdo.brokers.request_store import EXPIRED_AT_ONCE, TAKEN_BYTES, RequestStore
 from qdo.brokers.requests import (
     FAILED,
+    IN_STEPS,
     OUTCOMES,
     OVER,
     RECORD_FIELDS,
@@ -165,19 +166,6 @@ WHERE app = :app AND id = :id
 _OWNERS = Query(
     "SELECT DISTINCT owner FROM requests WHERE app = :app AND owner > '' AND state IN (1, 2)", "t"
 )
-# Steps of a late request are late if the job has asked for them before; later ones compensate.
-_OVERDUE = Query(
-    f"""
-WITH RECURSIVE late (id, deadline) AS (
-    SELECT id, deadline FROM requests
-    WHERE app = :app AND deadline > 0 AND deadline <= :now AND state < 3
-    UNION SELECT step.id, late.deadline FROM late JOIN requests AS step ON step.app = :app
-    AND step.parent = late.id AND step.state < 3 AND step.asked <= late.deadline)
-SELECT DISTINCT held.id FROM late JOIN requests AS held ON held.app = :app AND held.id = late.id
-WHERE NOT {_HAS_STEPS} AND (mark IS NULL OR NOT {_IS_CANCEL}) LIMIT {EXPIRED_AT_ONCE}
-""",  # noqa: S608 - constants
-    "t",
-)
 _RECORD = f"SELECT number, id, owner, take, {', '.join(RECORD_FIELDS)}"
 _RECORD_TYPES = "itti" + "".join(
     {"str": "t", "int": "i", "float": "r", "str | None": "T"}[str(each.type)]
@@ -193,7 +181,21 @@ _FIND, _FIND_BRIEF = (
 )
 _FAMILY = Query(
     f"{_RECORD}, NULL, x'', result_headers, result FROM requests"
-    " WHERE app = :app AND (id = :id OR parent = :id) ORDER BY number",
+    " WHERE app = :app AND (id = :id OR parent = :id) ORDER BY number LIMIT :limit",
+    _RECORD_TYPES + "TbTB",
+)
+# Steps of a late request are late if the job has asked for them before; later ones compensate.
+_LATE = Query(
+    f"""
+WITH RECURSIVE overdue (id, until) AS (
+    SELECT id, deadline FROM requests
+    WHERE app = :app AND deadline > 0 AND deadline <= :now AND state < 3
+    UNION SELECT step.id, overdue.until FROM overdue JOIN requests AS step ON step.app = :app
+    AND step.parent = overdue.id AND step.state < 3 AND step.asked <= overdue.until)
+{_RECORD}, NULL, x'', NULL, NULL FROM requests AS held
+WHERE app = :app AND id IN (SELECT id FROM overdue) AND NOT {_HAS_STEPS}
+    AND (mark IS NULL OR NOT {_IS_CANCEL}) LIMIT :limit
+""",  # noqa: S608 - constants
     _RECORD_TYPES + "TbTB",
 )
 _CONDITIONS = ("state = 0", "state IN (1, 2)", "state IN (1, 2)", "state = 3")
@@ -390,7 +392,10 @@ class EmbeddedRequests(RequestStore):
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
     ) -> bool:
-        return self._change(_NOTE, take, messages, state=state, note=storable_text(note))
+        text = storable_text(note)
+        if state == IN_STEPS:
+            return self._change(_SUSPEND, take, messages, note=text)
+        return self._change(_NOTE, take, messages, state=state, note=text)
 
     def end(
         self,
@@ -408,16 +413,6 @@ class EmbeddedRequests(RequestStore):
         return self._change(_END, take, messages, size, **of) or bool(
             self._read(_ENDED, **_guard(take))
         )
-
-    def suspend(self, take: Take, note: str | None) -> bool:
-        return self._change(_SUSPEND, take, (), note=storable_text(note))
-
-    def family(self, id: str) -> list[RequestRecord]:
-        check_request_text("the id of a request", id)
-        return [record_of(*row[1:]) for row in self._read(_FAMILY, id=id)]
-
-    def overdue(self) -> list[str]:
-        return [id for (id,) in self._read(_OVERDUE, now=self._now())]
 
     def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
         of = {"failed": failed, "seconds": seconds, "error": storable_text(error)}
@@ -461,13 +456,18 @@ class EmbeddedRequests(RequestStore):
         *,
         newest: bool = False,
         outcome: str | None = None,
+        of: str | None = None,
+        late: bool = False,
     ) -> list[RequestRecord]:
-        of = {"pool": pool, "states": json.dumps([*states]), "limit": limit}
+        if of is not None or late:
+            rows = self._read(_LATE if late else _FAMILY, id=of, now=self._now(), limit=limit)
+            return [record_of(*row[1:]) for row in rows]
+        values = {"pool": pool, "states": json.dumps([*states]), "limit": limit}
         conditions = {_CONDITIONS[each] for each in states} or {"true"}
         if outcome is not None:
             conditions = {_ENDS[outcome]}
         order = "DESC" if newest else "ASC"
-        found = [self._read(_LIST[each, order], **of) for each in conditions]
+        found = [self._read(_LIST[each, order], **values) for each in conditions]
         rows = sorted(itertools.chain(*found), reverse=newest)
         return [record_of(*row[1:]) for row in rows[:limit]]
 

@@ -284,7 +284,6 @@ class PostgresqlBroker(GroupCommitBroker):
         schema = address.schema
         self._trim = f"SELECT {schema}.trim(%s, %s, %s, %s)"
         self._drop = f"SELECT {schema}.drop_partitions()"
-        self._free = f"SELECT {schema}.free_key(%s, %s, %s, %s, %s)"
         self._delete = f"SELECT * FROM {schema}.delete_queue(%s, %s, %s)"  # noqa: S608 - the address allows a-z, 0-9 and _
         self._dropped = time.monotonic()
         self.checked_size = partial(checked_size, set(), nul=False)
@@ -375,9 +374,6 @@ class PostgresqlBroker(GroupCommitBroker):
             self._dropped = now
             self._execute(self._drop, ())
         return int(count)
-
-    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:
-        self._execute(self._free, (self._app, queue, key, unique, id), queue)
 
     def delete_queue(self, queue: str, last: int) -> None:
         # Check outside the transaction, because a deletable shard stays deletable.

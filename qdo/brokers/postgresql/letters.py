@@ -54,6 +54,7 @@ _RESEND = (
     "SELECT {schema}.append(%(app)s, ARRAY[%(queue)s], ARRAY[%(key)s::text],"
     " ARRAY[%(headers)s::text], ARRAY[%(body)b::bytea], NULL)"
 )
+_FREE = "SELECT {schema}.free_key(%s, %s, %s, %s, %s)"
 _OF_QUEUE = """
 FROM {schema}.delayed WHERE queue = (
     SELECT id FROM {schema}.queues WHERE app = %(app)s AND name = %(queue)s)
@@ -168,6 +169,13 @@ class PostgresqlDelayedMessages(DelayedMessages):
             return {number for (number,) in connection.execute(remove, parameters)}
 
         return self._tables.writer.run(work)
+
+    def free(self, queue: str, key: str | None, unique: str, id: str) -> None:
+        parameters = (self._tables.app, queue, key, unique, id)
+        statement = self._tables.sql(_FREE)
+        self._tables.writer.run(
+            lambda connection: connection.execute(statement, parameters), queues=frozenset({queue})
+        )
 
 
 def _id_in(headers: str | None) -> str:

@@ -28,9 +28,10 @@ from qdo.brokers.request_checks import (
     check_requests,
     storable_text,
 )
-from qdo.brokers.request_store import EXPIRED_AT_ONCE, TAKEN_BYTES, RequestStore
+from qdo.brokers.request_store import TAKEN_BYTES, RequestStore
 from qdo.brokers.requests import (
     FAILED,
+    IN_STEPS,
     OUTCOMES,
     OVER,
     PAUSED,
@@ -73,7 +74,6 @@ SELECT {{schema}}.report_requests(%s, %b::text[], %b::text[], %b::integer[], %b:
 """
 _END = f"SELECT {{schema}}.end_request(%s, %s, %s, %s, %s, %s, %b::bytea, {ARRAYS})"
 _SUSPEND = "SELECT {schema}.suspend_request(%s, %s, %s, %s, %s)"
-_OVERDUE = f"SELECT {{schema}}.overdue_requests(%(app)s, {EXPIRED_AT_ONCE})"
 _MARK = "SELECT {schema}.mark_request(%s, %s, %s, %s)"
 _RETRY = "SELECT {schema}.retry_request(%s, %s, %b::text[])"
 _GIVE_BACK = "SELECT {schema}.give_back_requests(%s, %s)"
@@ -88,8 +88,23 @@ _FIND_BRIEF = f"""
 """
 _FAMILY = f"""
 {_COLUMNS}, NULL, NULL, result_headers, result FROM {{schema}}.requests
-WHERE app = %(app)s AND (id = %(id)s OR parent = %(id)s) ORDER BY number
+WHERE app = %(app)s AND (id = %(id)s OR parent = %(id)s) ORDER BY number LIMIT %(limit)s
 """
+# Steps of a late request are late if the job has asked for them before; later ones compensate.
+_LATE = f"""
+WITH RECURSIVE overdue AS (
+    SELECT id, deadline AS until FROM {{schema}}.requests WHERE app = %(app)s AND deadline > 0
+        AND deadline <= extract(epoch FROM clock_timestamp()) AND state < 3
+    UNION SELECT step.id, overdue.until FROM overdue JOIN {{schema}}.requests AS step
+        ON app = %(app)s AND step.parent = overdue.id
+        WHERE step.state < 3 AND step.asked <= overdue.until
+)
+{_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests AS held
+WHERE app = %(app)s AND id IN (SELECT id FROM overdue)
+    AND (mark IS NULL OR mark NOT LIKE '{{{{"cancel"%%') AND NOT EXISTS (
+        SELECT FROM {{schema}}.requests AS step WHERE app = %(app)s AND step.parent = held.id)
+LIMIT %(limit)s
+"""  # noqa: S608 - constants
 _RECORDS = f"""
 {_COLUMNS}, NULL, NULL, NULL, NULL FROM {{schema}}.requests
 WHERE app = %(app)s AND (%(pool)s::text IS NULL OR pool = %(pool)s) AND {{condition}}
@@ -251,7 +266,12 @@ class PostgresqlRequests(RequestStore):
     def note(
         self, take: Take, state: int, note: str | None, messages: Sequence[Outgoing] = ()
     ) -> bool:
-        return self._report(_Report(take, state, storable_text(note), messages=messages))
+        text = storable_text(note)
+        if state == IN_STEPS:
+            self._looks.clear()  # its steps may be over, so the next take must see it
+            values = (take.id, take.owner, take.number, text)
+            return bool(self._change(_SUSPEND, values, frozenset(), {_locked(take.id)}))
+        return self._report(_Report(take, state, text, messages=messages))
 
     def end(
         self,
@@ -276,18 +296,6 @@ class PostgresqlRequests(RequestStore):
             messages=messages,
         )
         return self._report(report, size)
-
-    def suspend(self, take: Take, note: str | None) -> bool:
-        values = (take.id, take.owner, take.number, storable_text(note))
-        self._looks.clear()
-        return bool(self._change(_SUSPEND, values, frozenset(), {_locked(take.id)}))
-
-    def family(self, id: str) -> list[RequestRecord]:
-        check_request_text("the id of a request", id)
-        return [record_of(*row) for row in self._read(_FAMILY, id=id)]
-
-    def overdue(self) -> list[str]:
-        return [id for (id,) in self._read(_OVERDUE)]
 
     def put_back(self, take: Take, failed: int, seconds: float, error: str | None) -> bool:
         report = _Report(take, WAITING, failed=failed, due=-seconds, error=storable_text(error))
@@ -379,7 +387,13 @@ class PostgresqlRequests(RequestStore):
         *,
         newest: bool = False,
         outcome: str | None = None,
+        of: str | None = None,
+        late: bool = False,
     ) -> list[RequestRecord]:
+        if of is not None or late:
+            check_request_text("the id of a request", of)
+            rows = self._read(_LATE if late else _FAMILY, id=of, limit=limit)
+            return [record_of(*row) for row in rows]
         numbers = ", ".join(map(str, sorted(map(int, states or (WAITING, RUNNING, PAUSED, OVER)))))
         condition = f"state IN ({numbers})"
         if outcome is not None:  # a constant lets the planner use the index of failures

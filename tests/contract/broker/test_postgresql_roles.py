@@ -17,7 +17,7 @@ from qdo.broker_errors import PostgresqlRightsError, PostgresqlUnsuitableError
 from qdo.brokers.base import Broker, Outgoing, SendOptions
 from qdo.brokers.postgresql.writer import TOO_MANY_QUEUES
 from qdo.brokers.registry import open_broker
-from qdo.brokers.requests import PAUSED, RUNNING, NewRequest
+from qdo.brokers.requests import IN_STEPS, PAUSED, RUNNING, NewRequest
 from qdo.brokers.streams import first_shards, split
 from qdo.coordination.client import connect
 from qdo.errors import QueueLimitError, RequestExistsError
@@ -159,6 +159,7 @@ def work_all(roles: Roles, name: str) -> None:
     broker.dead_letters.prune("a", keep=1, before=1.0)
     broker.trim("a", rows[0][0], 0.0)
     broker.delayed.discard("a", broker.delayed.numbers("a"))
+    broker.delayed.free("a", None, "key", "id")
     for letter in broker.dead_letters.find("a"):
         broker.dead_letters.discard([("a", letter.position)])
     broker.delete_queue("a", broker.catalog.head("a"))
@@ -181,8 +182,7 @@ def run_requests(broker: Broker) -> None:
     ends = {each.take.id: each.take for each in taken}
     assert broker.requests.end(ends[waits], "done", messages=[Outgoing("a", b"told")])
     assert broker.requests.give_back(waits) >= 1
-    assert not broker.requests.suspend(ends[cancelled], None)
-    assert broker.requests.overdue() == []
+    assert not broker.requests.note(ends[cancelled], IN_STEPS, None)
     assert broker.requests.records()
     assert broker.requests.expire() >= 1
     assert broker.requests.expire(["none"]) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from qdo.brokers.base import Broker
 from qdo.brokers.request_store import RequestStore
-from qdo.brokers.requests import OVER, PAUSED, RUNNING, WAITING, Take
+from qdo.brokers.requests import IN_STEPS, OVER, PAUSED, RUNNING, WAITING, Take
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.ops.requests import retry, state_text
 from qdo.positions import position_now
@@ -37,7 +37,7 @@ def parent(broker: Broker, *steps: str, suspends: bool = True, **options: Any) -
     (whole,) = take(broker, pool="whole")
     ask(broker, *steps, parent="a")
     if suspends:
-        assert broker.requests.suspend(whole.take, "in p")
+        assert broker.requests.note(whole.take, IN_STEPS, "in p")
     return whole.take
 
 
@@ -69,8 +69,8 @@ def test_the_last_step_wakes_its_request(broker: Broker) -> None:
         assert found(broker).state == WAITING
     (again,) = take(broker, pool="whole")
     assert (again.take, again.failed) == (Take("a", "w", 2), 0)
-    assert not broker.requests.suspend(whole, None)
-    own, *steps = broker.requests.family("a")
+    assert not broker.requests.note(whole, IN_STEPS, None)
+    own, *steps = broker.requests.records(of="a")
     assert (own.id, own.parent, own.content[0]) == ("a", None, b"")
     assert [(each.id, each.parent, each.outcome, each.result) for each in steps] == [
         ("s", "a", "failed", (b"1", None)),
@@ -83,7 +83,7 @@ def test_steps_that_end_first_wake_their_request_at_once(broker: Broker) -> None
     whole = parent(broker, "s", suspends=False)
     end(broker, "s")
     assert found(broker).state == RUNNING
-    assert broker.requests.suspend(whole, None)
+    assert broker.requests.note(whole, IN_STEPS, None)
     assert found(broker).state == WAITING
 
 
@@ -93,7 +93,7 @@ def test_ends_at_the_same_time_wake_their_request(connect: Callable[..., Broker]
     names = [f"s{number}" for number in range(8)]
     whole = parent(broker, *names, suspends=False)
     taken = take(broker)
-    acts = [lambda: broker.requests.suspend(whole, None)] + [
+    acts = [lambda: broker.requests.note(whole, IN_STEPS, None)] + [
         lambda each=each: connect().requests.end(each.take, "done", (b"1", None)) for each in taken
     ]
     threads = [threading.Thread(target=act) for act in acts]
@@ -131,6 +131,10 @@ def test_a_question_ends_with_its_answer(broker: Broker) -> None:
     assert broker.requests.end(found(broker, "r").take, "cancelled", error="no")
 
 
+def late(broker: Broker) -> list[str]:
+    return sorted(each.id for each in broker.requests.records(late=True))
+
+
 def test_late_requests_and_their_steps_are_overdue(broker: Broker) -> None:
     """A request with steps is not, nor a step that was asked for after its deadline."""
     store = broker.requests
@@ -142,17 +146,17 @@ def test_late_requests_and_their_steps_are_overdue(broker: Broker) -> None:
     assert store.end(found(broker, "none").take, "cancelled")
     (*_, marked) = store.take("w", "p", 2, []).requests
     assert store.mark(marked.take.id, CANCEL)
-    wait_until(lambda: sorted(store.overdue()) == ["past", "soon"], "a moment has passed")
+    wait_until(lambda: late(broker) == ["past", "soon"], "a moment has passed")
     parent(broker, "s", "t")
     ask(broker, "u", parent="s")
     for name in ("past", "soon"):
         store.mark(name, CANCEL) or store.end(found(broker, name).take, "cancelled")
-    assert store.overdue() == []
+    assert late(broker) == []
     assert store.mark("a", CANCEL)  # its deadline is now
-    assert sorted(store.overdue()) == ["t", "u"]
+    assert late(broker) == ["t", "u"]
     assert found(broker).mark is None
     ask(broker, "undo", parent="a")
-    assert sorted(store.overdue()) == ["t", "u"]
+    assert late(broker) == ["t", "u"]
     assert store.mark("s", CANCEL)
     assert found(broker, "s").deadline > 0
 
@@ -185,7 +189,7 @@ def test_a_retry_forgets_steps(
         ask(broker, *names, parent=above)
         for name, outcome in zip(names, outcomes, strict=True):
             end(broker, name, outcome=outcome)
-    assert broker.requests.suspend(whole.take, None)
+    assert broker.requests.note(whole.take, IN_STEPS, None)
     (whole,) = take(broker, pool="whole")[:1]
     assert broker.requests.end(whole.take, "failed", error="E", failed=1)
     with pytest.raises(RequestStateError):
@@ -223,8 +227,8 @@ def test_steps_are_deleted_with_their_request(
     ask(broker, "u", parent="s", keep_seconds=0.0)
     end(broker, "s", "t", "u")
     assert store.expire() == 0
-    assert len(store.family("a")) == 3
+    assert len(store.records(of="a")) == 3
     assert store.end(whole, outcome, error="E")
     delete(store)
     assert states(broker) in ({}, {"a": WAITING})
-    assert [each.id for each in store.family("s")] == []
+    assert [each.id for each in store.records(of="s")] == []
