@@ -1297,7 +1297,7 @@ CREATE OR REPLACE FUNCTION {schema}.free_key(
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM {schema}.dedup USING {schema}.queues
     WHERE app = of_app AND name = of_queue AND dedup.queue = coalesce(root, queues.id)
-        AND key = sha256(convert_to(':' || CASE WHEN root IS NULL THEN ''
+        AND key = sha256(convert_to(CASE WHEN root IS NULL THEN ''
             ELSE {schema}.key_hash(of_key) END || dedup_key, 'UTF8'))
         AND dedup.id = of_id
 $$;

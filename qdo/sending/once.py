@@ -13,10 +13,11 @@ with its key may be waiting. In the other order, the key would stay, and suppres
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdo.brokers.base import LASTING_DEDUP_SECONDS, Broker, Outgoing, SendOptions
+from qdo.encoding import ID
 from qdo.errors import UsageError
 from qdo.message import Message
 from qdo.system.native import native_lock
@@ -26,11 +27,16 @@ UNIQUE = "qdo-unique"
 _numbering = native_lock()
 
 
-def free_key(broker: Broker, message: Message) -> None:
-    """Free the key of a message that was sent with `unique`; ignore other messages."""
-    key = message.headers.get(UNIQUE)
-    if key and isinstance(key, str):  # another program may write any value
-        broker.delayed.free(message.queue, message.key, key, message.id)
+def free_key(
+    broker: Broker, queue: str, key: str | None, headers: Mapping[str, str], id: str
+) -> None:
+    """Free the text of a message that was sent with `unique`; ignore other messages.
+
+    :param id: the id that the message has without a header.
+    """
+    text = headers.get(UNIQUE)
+    if text and isinstance(text, str):  # another program may write any value
+        broker.delayed.free(queue, key, text, headers.get(ID) or id)
 
 
 def once_options(once: Any, options: SendOptions, *sent: str | None, body: bytes) -> SendOptions:

@@ -81,7 +81,7 @@ def happens(
     [
         ("quickstart", 10),
         ("dead-letters", 9),
-        ("sending", 6),
+        ("sending", 9),
         ("ordering", 2),
         ("failures", 12),
         ("idempotency", 6),

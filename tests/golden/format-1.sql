@@ -1020,30 +1020,6 @@ BEGIN
     RETURN true;
 END
 $$;
-CREATE OR REPLACE FUNCTION qdo.overdue_requests(of_app text, most integer) RETURNS SETOF text
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE late AS (
-        SELECT id, deadline FROM qdo.requests WHERE app = of_app
-            AND deadline > 0 AND deadline <= qdo.unix_time() AND state < 3
-        UNION SELECT step.id, late.deadline FROM late JOIN qdo.requests AS step
-            ON app = of_app AND step.parent = late.id
-            WHERE step.state < 3 AND step.asked <= late.deadline
-    )
-    SELECT DISTINCT held.id FROM late JOIN qdo.requests AS held
-        ON held.app = of_app AND held.id = late.id
-        WHERE (mark IS NULL OR mark NOT LIKE '{"cancel"%')
-            AND NOT qdo.has_steps(of_app, held.id) LIMIT most;
-END
-$$;
-CREATE OR REPLACE FUNCTION qdo.has_steps(of_app text, of_id text) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM qdo.requests WHERE app = of_app AND parent = of_id);
-END
-$$;
 CREATE OR REPLACE FUNCTION qdo.end_request(
     of_app text, of_id text, of_take integer, ending text, why text, head text, answer bytea,
     names text[], keys text[], headers text[], bodies bytea[], ids text[], dues bigint[],
@@ -1064,7 +1040,8 @@ CREATE OR REPLACE FUNCTION qdo.mark_request(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF of_mark LIKE '{"cancel"%' AND qdo.has_steps(of_app, of_id) THEN
+    IF of_mark LIKE '{"cancel"%' AND EXISTS (
+            SELECT FROM qdo.requests WHERE app = of_app AND parent = of_id) THEN
         UPDATE qdo.requests SET deadline = qdo.unix_time()
             WHERE app = of_app AND id = of_id AND qdo.is_asker(asker) AND state + 0 < 3;
         RETURN FOUND;
@@ -1379,7 +1356,7 @@ CREATE OR REPLACE FUNCTION qdo.free_key(
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM qdo.dedup USING qdo.queues
     WHERE app = of_app AND name = of_queue AND dedup.queue = coalesce(root, queues.id)
-        AND key = sha256(convert_to(':' || CASE WHEN root IS NULL THEN ''
+        AND key = sha256(convert_to(CASE WHEN root IS NULL THEN ''
             ELSE qdo.key_hash(of_key) END || dedup_key, 'UTF8'))
         AND dedup.id = of_id
 $$;
@@ -1531,4 +1508,4 @@ END
 $$;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA qdo FROM PUBLIC;
 SELECT qdo.add_partitions();
-UPDATE qdo.about SET format = '1', oldest = '1', tables = '8e13942648b56bef', functions = '6b2c276c0d6efa5c';
+UPDATE qdo.about SET format = '1', oldest = '1', tables = '8e13942648b56bef', functions = 'dc86edeca56f4225';

@@ -200,7 +200,8 @@ class Batches:
         """Free the keys of the first messages, which are done."""
         if batch.has_headers:  # few batches do, and a look at each message takes 30 ns
             for message in batch[:count]:
-                free_key(self._engine.broker, message)
+                broker = self._engine.broker
+                free_key(broker, message.queue, message.key, message.headers, message.id)
 
     def _decode(
         self, turn: Turn, rows: list[Row], attempt: int

@@ -11,6 +11,7 @@ import time
 
 from qdo.brokers.dead_letters import DeadLetterRecord
 from qdo.coordination.znodes.queue_node import FAILURE_ERROR_CHARACTERS, FailureRecord
+from qdo.encoding import parsed
 from qdo.jobs.retry import (
     BlockQueue,
     DeadLetterMessage,
@@ -50,7 +51,7 @@ class QueueEnds(Ends):
             case DeadLetterMessage():
                 return self._dead_letter(turn, row, message, error, decision)
             case SkipMessage():
-                return self._skip(turn, message, error, decision)
+                return self._skip(turn, row, message, error, decision)
             case BlockQueue():
                 return self._block(turn, message, error, decision)
             case StopWorker():
@@ -105,10 +106,10 @@ class QueueEnds(Ends):
         return self.wait(slot, decision.after_seconds)
 
     def _skip(
-        self, turn: Turn, message: Message, error: BaseException, decision: SkipMessage
+        self, turn: Turn, row: Row, message: Message, error: BaseException, decision: SkipMessage
     ) -> TurnResult:
         try:
-            free_key(self._broker, message)
+            self._free(turn.slot.queue, row[2], row[3], row[0])
         except Exception as failure:  # noqa: BLE001 - brokers raise what their libraries raise
             return self.broker_failed(turn.slot, "cannot free the unique key", failure)
         self._counters.skipped += 1
@@ -215,8 +216,7 @@ class QueueEnds(Ends):
         slot.message = slot.message or slot.dead_letter_message  # in flight until stored
         try:
             self._broker.dead_letters.store(dead_letter)
-            if slot.dead_letter_message is not None:
-                free_key(self._broker, slot.dead_letter_message)
+            self._free(slot.queue, dead_letter.key, dead_letter.headers, dead_letter.position)
         except Exception as failure:  # noqa: BLE001 - brokers raise what their libraries raise
             return self.broker_failed(slot, "cannot store the dead letter", failure)
         message = slot.dead_letter_message
@@ -239,6 +239,11 @@ class QueueEnds(Ends):
             exc_info=traceback_for_log(error),
         )
         return TurnResult.MORE
+
+    def _free(self, queue: str, key: str | None, headers: str | None, position: int) -> None:
+        if headers is not None:
+            id = self._message_id(position)
+            free_key(self._broker, queue, key, parsed(headers) or {}, id)
 
     def note_expired(self, slot: Slot, position: int) -> None:
         self._counters.expired += 1

@@ -94,7 +94,7 @@ class RowRunner:
                 if result is not None:
                     turn.returned(position, result)
                 if headers and UNIQUE in headers:  # 15 ns for each message with headers
-                    free_key(self._engine.broker, message)
+                    free_key(self._engine.broker, queue, key, headers, message.id)
                 claim.done = position
                 if not claim.open or clock() >= until:
                     break
