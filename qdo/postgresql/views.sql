@@ -141,7 +141,8 @@ SELECT app, pool, id, priority, asker, to_timestamp(least(asked, 9e12)) AS asked
         THEN {schema}.json_of(body) END AS body,
     CASE WHEN (SELECT has_table_privilege('{schema}.requests', 'SELECT'))
         THEN {schema}.json_of(result) END AS result,
-    state AS state_number, outcome
+    state AS state_number, outcome, parent,
+    to_timestamp(nullif(least(deadline, 9e12), 0)) AS deadline_at
 FROM {schema}.requests;
 
 CREATE OR REPLACE VIEW {schema}.qdo_requests AS
@@ -149,9 +150,11 @@ SELECT 'waiting' AS state, * FROM {schema}.readable_requests WHERE state_number 
 UNION ALL SELECT 'running', * FROM {schema}.readable_requests WHERE state_number = 1
 UNION ALL SELECT 'paused', * FROM {schema}.readable_requests WHERE state_number = 2
 UNION ALL SELECT 'failed', * FROM {schema}.readable_requests
-    WHERE state_number = 3 AND outcome = 'failed'
+    WHERE state_number = 3 AND outcome = 'failed' AND parent IS NULL
 UNION ALL SELECT outcome, * FROM {schema}.readable_requests
-    WHERE state_number = 3 AND outcome IS DISTINCT FROM 'failed';
+    WHERE state_number = 3 AND outcome IS DISTINCT FROM 'failed' AND parent IS NULL
+UNION ALL SELECT outcome, * FROM {schema}.readable_requests
+    WHERE state_number = 3 AND parent IS NOT NULL;
 
 -- What operators must decide: dead letters and failed requests.
 CREATE OR REPLACE VIEW {schema}.qdo_failed AS
@@ -169,7 +172,8 @@ SELECT app, 'message' AS kind, name AS queue,
 FROM {schema}.dead_letters JOIN {schema}.queues ON queues.id = queue CROSS JOIN {schema}.about
 UNION ALL
 SELECT app, 'request', pool, id, ended_at, error, failed_attempts, worker, NULL, body, NULL
-FROM {schema}.readable_requests WHERE state_number = 3 AND outcome = 'failed';
+FROM {schema}.readable_requests
+WHERE state_number = 3 AND outcome = 'failed' AND parent IS NULL;
 
 CREATE OR REPLACE VIEW {schema}.qdo_timers AS
 SELECT app, znodes.name AS timer, value ->> 'queue' AS queue, value ->> 'when' AS schedule,
