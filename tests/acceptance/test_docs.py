@@ -109,7 +109,13 @@ def happens(
         ("streams", 7),
         ("coming-from/celery", 4),
         ("coming-from/dramatiq", 2),
+        ("coming-from/dbos", 2),
         ("coming-from/kafka", 3),
+        ("coming-from/oban", 2),
+        ("coming-from/procrastinate", 2),
+        ("coming-from/rq", 3),
+        ("coming-from/sidekiq", 2),
+        ("coming-from/temporal", 3),
     ],
 )
 def test_a_page_happens_as_shown(shell: Shell, page: str, least: int) -> None:
