@@ -107,7 +107,7 @@ def happens(
         ("requests", 9),
         ("workflows", 20),
         ("streams", 7),
-        ("coming-from/celery", 4),
+        ("coming-from/celery", 2),
         ("coming-from/dramatiq", 2),
         ("coming-from/dbos", 2),
         ("coming-from/kafka", 3),
