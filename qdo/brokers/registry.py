@@ -102,7 +102,8 @@ def _installed() -> Mapping[str, str]:
     """Return the entry points of all packages by scheme; another package cannot replace qdo's."""
     from importlib.metadata import entry_points
 
-    return {**{each.name: each.value for each in entry_points(group=GROUP)}, **_own()}
+    found = {each.name: each.value for each in entry_points(group=GROUP)}
+    return {**_own(), **found, **_own()}
 
 
 @functools.cache
@@ -129,7 +130,7 @@ def _form(scheme: str) -> str:
 
 
 def _form_error(url: str) -> str:
-    reason = wrong_form(url, *map(_form, _installed()))
+    reason = wrong_form(url, *dict.fromkeys(map(_form, _installed())))
     return f"{reason}; for another kind of broker, install its package"
 
 

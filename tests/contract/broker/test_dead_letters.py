@@ -12,16 +12,17 @@ import pytest
 
 from qdo.brokers.base import Broker, Row
 from qdo.testing.contracts.dead_letters import *
-from tests.support import brokers
+from tests.support.brokers import LOGS, MAILBOXES, opening
+from tests.support.brokers import rows as rows_of
 
 
-@pytest.fixture(params=[*brokers.LOGS, *brokers.MAILBOXES])
+@pytest.fixture(params=[*LOGS, *MAILBOXES])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     """Open further connections to the broker, as other processes would."""
-    with brokers.opening(request.param, tmp_path, request) as connect:
+    with opening(request.param, tmp_path, request) as connect:
         yield connect
 
 
 @pytest.fixture
 def rows() -> Callable[[Broker, str], list[Row]]:
-    return brokers.rows
+    return rows_of
