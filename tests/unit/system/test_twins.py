@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -58,11 +57,6 @@ def test_each_waiting_call_has_a_twin_with_its_parameters(owner: type, name: str
 @pytest.fixture
 def app() -> Iterator[App]:
     app = App("twins")
-
-    @app.job("sums", pool=True)
-    def add(request: Request, context: Any) -> int:
-        return sum(request.body)
-
     with TestKit(app, without_job="*"):
         yield app
 
