@@ -12,8 +12,20 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from qdo.brokers.outgoing import Outgoing
-from qdo.brokers.requests import Content, NewRequest, PoolCounts, RequestRecord, Take, Taken
+from qdo.brokers.requests import (
+    OVER,
+    STATES,
+    Content,
+    NewRequest,
+    PoolCounts,
+    RequestRecord,
+    Take,
+    Taken,
+)
+from qdo.errors import RequestNotFoundError, RequestStateError
 
+# Maximum number of steps of a request. Each run of its job reads all of them.
+MOST_STEPS = 10_000
 EXPIRED_AT_ONCE = 1000
 # The total size of bodies at which a take is complete.
 TAKEN_BYTES = 32 * 1024 * 1024
@@ -193,3 +205,34 @@ class RequestStore(abc.ABC):
         A thread or greenlet of the broker calls `wake`, sometimes without such a request. If a
         sender dies, a call may be missing, so callers must also look once a second.
         """
+
+
+def steps_to_forget(store: RequestStore, id: str, since: str | None = None) -> list[str]:
+    """Return the ids of the steps for which a retried request must ask again.
+
+    :param since: one of its steps. The request repeats this step and all later ones. By default, it
+        repeats the steps that are not done, unless its job went on after their ends: then it has
+        handled them, as one that undoes others.
+    :raises RequestNotFoundError: the request has no such step.
+    :raises RequestStateError: a step is not over. A second run would run beside the first.
+    """
+    steps = [each for each in store.records(of=id, limit=MOST_STEPS + 1) if each.id != id]
+    for each in steps:
+        if each.state != OVER:
+            raise RequestStateError(id=each.id, expected="over", state=STATES[each.state])
+    if since is not None:
+        names = [each.id for each in steps]
+        if since not in names:
+            raise RequestNotFoundError(what=f"step of request {id!r}", name=since, id=since)
+        chosen = names[names.index(since) :]
+        return [*chosen, *(each for name in chosen for each in _below(store, name))]
+    # A job asks again only when all earlier steps are over, so the last ones have one time.
+    last = [each for each in steps if each.asked == steps[-1].asked and each.outcome != "done"]
+    found = [each.id for each in last]
+    return [*found, *(each for name in found for each in steps_to_forget(store, name))]
+
+
+def _below(store: RequestStore, id: str) -> list[str]:
+    """Return the ids of the steps of a step, and of theirs."""
+    found = [each.id for each in store.records(of=id, limit=MOST_STEPS + 1) if each.id != id]
+    return [*found, *(each for name in found for each in _below(store, name))]

@@ -27,7 +27,6 @@ from kazoo.exceptions import (
 )
 from kazoo.retry import KazooRetry
 
-from qdo.brokers.base import Broker
 from qdo.coordination.access import NodeRights, acl_rejected
 from qdo.coordination.bulk_reads import connection_lost
 from qdo.coordination.client import Client
@@ -114,13 +113,14 @@ def check_broker(
 def check_fleet(
     client: Client,
     layout: Layout,
-    broker: Broker,
+    claim: Callable[[str, str], str],
     coordinator: str,
     host: str,
     timeout_seconds: float,
 ) -> None:
     """Raise UsageError if the workers of another coordinator process the app.
 
+    :param claim: `QueueCatalog.claim_app` of the broker.
     :param coordinator: the address of this coordinator.
     :param host: the name of this host, for the error.
     """
@@ -131,7 +131,7 @@ def check_fleet(
     here = f"{hide_credentials(coordinator)} (host {host})"
     chroot = split_chroot(coordinator)[1]
     root = f"/{chroot}{layout.root}" if chroot else layout.root
-    known, _, where = broker.catalog.claim_app(f"{mine} {here}"[:200], root).partition(" ")
+    known, _, where = claim(f"{mine} {here}"[:200], root).partition(" ")
     if known != mine:
         app = layout.root.rpartition("/")[2]
         raise UsageError(

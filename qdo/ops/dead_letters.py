@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from qdo.brokers.base import Broker
 from qdo.brokers.dead_letters import DeadLetterEntry, DeadLetterRecord, matches
+from qdo.brokers.request_store import steps_to_forget
 from qdo.brokers.requests import FAILED, OVER, RequestRecord
 from qdo.encoding import (
     DUE,
@@ -34,7 +35,6 @@ from qdo.errors import BodyDecodeError, FailureKind, KeyMissingError, NotFoundEr
 from qdo.positions import TIME_POSITIONS, Positions, format_position, position_of_time
 from qdo.queues import is_glob
 from qdo.refusals import Passage, failure_kind, send_each
-from qdo.requests.steps import steps_to_forget
 from qdo.text import describe, iso_time
 
 if TYPE_CHECKING:

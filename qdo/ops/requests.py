@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qdo.brokers.request_store import RequestStore
+from qdo.brokers.request_store import RequestStore, steps_to_forget
 from qdo.brokers.requests import (
     OUTCOMES,
     OVER,
@@ -19,7 +19,6 @@ from qdo.encoding import decoded_headers
 from qdo.errors import RequestNotFoundError, RequestStateError
 from qdo.ops.dead_letters import body_value, counts, decrypted
 from qdo.ops.doctor_case import Case, Diagnosis, ok, warning
-from qdo.requests.steps import steps_to_forget
 from qdo.text import iso_time, join_some, pluralize
 
 if TYPE_CHECKING:

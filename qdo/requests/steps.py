@@ -17,15 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from qdo.brokers.request_store import RequestStore
-from qdo.brokers.requests import OVER, STATES, RequestRecord
-from qdo.errors import RequestNotFoundError, RequestStateError, UsageError
+from qdo.brokers.request_store import MOST_STEPS
+from qdo.brokers.requests import OVER, RequestRecord
+from qdo.errors import UsageError
 from qdo.outcomes import DeadLetter
 from qdo.requests.calls import MAX_KEEP_SECONDS, RequestCalls, RequestTerms, terms_of
 from qdo.sending.messages import Moment
 
-# Maximum number of steps of a request. Each of its runs reads all of them.
-MOST_STEPS = 10_000
 # A step of a request, as its job describes it: (pool, body), or a dict.
 Step = tuple[str, Any] | Mapping[str, Any]
 
@@ -119,34 +117,3 @@ class Steps:
             each.outcome == "cancelled" and each.ended >= late for each in self._stored.values()
         )
         return 0.0 if told or late > time.time() else late
-
-
-def steps_to_forget(store: RequestStore, id: str, since: str | None = None) -> list[str]:
-    """Return the ids of the steps for which a retried request must ask again.
-
-    :param since: one of its steps. The request repeats this step and all later ones. By default, it
-        repeats the steps that are not done, unless its job went on after their ends: then it has
-        handled them, as one that undoes others.
-    :raises RequestNotFoundError: the request has no such step.
-    :raises RequestStateError: a step is not over. A second run would run beside the first.
-    """
-    steps = [each for each in store.records(of=id, limit=MOST_STEPS + 1) if each.id != id]
-    for each in steps:
-        if each.state != OVER:
-            raise RequestStateError(id=each.id, expected="over", state=STATES[each.state])
-    if since is not None:
-        names = [each.id for each in steps]
-        if since not in names:
-            raise RequestNotFoundError(what=f"step of request {id!r}", name=since, id=since)
-        chosen = names[names.index(since) :]
-        return [*chosen, *(each for name in chosen for each in _below(store, name))]
-    # A job asks again only when all earlier steps are over, so the last ones have one time.
-    last = [each for each in steps if each.asked == steps[-1].asked and each.outcome != "done"]
-    found = [each.id for each in last]
-    return [*found, *(each for name in found for each in steps_to_forget(store, name))]
-
-
-def _below(store: RequestStore, id: str) -> list[str]:
-    """Return the ids of the steps of a step, and of theirs."""
-    found = [each.id for each in store.records(of=id, limit=MOST_STEPS + 1) if each.id != id]
-    return [*found, *(each for name in found for each in _below(store, name))]

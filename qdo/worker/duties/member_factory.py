@@ -174,7 +174,8 @@ class MemberFactory:
             check_broker(client, self._layout, node, self.connect_seconds)
         coordinator = self._settings.coordinator
         host = host_shown(self._settings)
-        check_fleet(client, self._layout, broker, coordinator, host, self.connect_seconds)
+        claim = broker.catalog.claim_app
+        check_fleet(client, self._layout, claim, coordinator, host, self.connect_seconds)
 
     def check_format_level(self) -> None:
         """Raise RejectedError if the fleet now requires a newer version of qdo."""

@@ -30,7 +30,7 @@ from tests.support.postgresql.server import PostgresqlDatabase
 
 Row = dict[str, Any]
 LAYOUT = Layout.of("shop")
-BLOCKS = re.compile(r"^\.\. code-block:: sql\n\n((?: {3}.*\n|\n)+)", re.MULTILINE)
+BLOCKS = re.compile(r"^\.\. code-block:: (?:postgre)?sql\n\n((?: {3}.*\n|\n)+)", re.MULTILINE)
 PAGE = (ROOT / "docs" / "sql.rst").read_text(encoding="utf-8")
 SQL = [textwrap.dedent(each).strip() for each in BLOCKS.findall(PAGE)]
 LISTED = {
@@ -77,7 +77,7 @@ def filled(shop: ShopInSql) -> ShopInSql:
     """Queue `a` has one message done, one failed and one waiting, `b` only a delayed one."""
     broker = shop.broker
     where = "postgresql://here", "host"
-    check_fleet(shop.client, LAYOUT, broker, *where, 10.0)
+    check_fleet(shop.client, LAYOUT, broker.catalog.claim_app, *where, 10.0)
     bodies = [b'{"n": 1}', b'{"n": 2}', b"q1.sealed"]
     broker.send_many([Outgoing("a", body, "k") for body in bodies])
     broker.send(Outgoing("b", b"[3]", terms=SendOptions(due=time.time() + 3600)))

@@ -51,7 +51,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def test_an_installed_broker_opens_by_its_address() -> None:
     open_broker("list:/orders", "shop").close()
-    assert kind_of("sqlite:orders.db").form == "sqlite:PATH"  # nobody replaces one of qdo
+    assert kind_of("sqlite:orders.db").form == "sqlite:PATH"  # a package cannot replace one of qdo
 
 
 @pytest.mark.parametrize(
