@@ -122,12 +122,15 @@ def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.6) -> str
     return "" if name is None else f" (did you mean {name!r}?)"
 
 
-def wrong_form(url: str, *forms: str) -> str:
-    """Return the reason for rejecting an address with an unknown scheme, and a suggestion."""
+def wrong_form(url: str, *forms: str, other: str = "") -> str:
+    """Return the reason for rejecting an address with an unknown scheme, and a suggestion.
+
+    :param other: the suggestion for a scheme that resembles none.
+    """
     address = hide_credentials(url)
     scheme, colon, rest = address.partition(":")
     meant = closest(scheme.lower(), [form.partition(":")[0] for form in forms])
-    remedy = f"; write {meant}:{rest}" if colon and meant else ""
+    remedy = f"; write {meant}:{rest}" if colon and meant else other
     return f"it must have the form {' or '.join(forms)}, got {address!r}{remedy}"
 
 

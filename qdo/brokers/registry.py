@@ -130,8 +130,8 @@ def _form(scheme: str) -> str:
 
 
 def _form_error(url: str) -> str:
-    reason = wrong_form(url, *dict.fromkeys(map(_form, _installed())))
-    return f"{reason}; for another kind of broker, install its package"
+    forms = dict.fromkeys(map(_form, _installed()))
+    return wrong_form(url, *forms, other="; for another kind of broker, install its package")
 
 
 def _rejecting(address_error: Callable[[str], str | None]) -> BrokerKind:

@@ -102,7 +102,8 @@ class Request(Message[Body]):
         :raises RequestFailedError: the step has failed, or its job has skipped it.
         :raises RequestCancelledError: the step was cancelled, for example by its deadline.
         """
-        return self.gather([{"pool": pool, "body": body, **terms}])[0]
+        warn_if_blocking()
+        return self._results([{"pool": pool, "body": body, **terms}])[0]
 
     acall = twin(call)
 
@@ -117,6 +118,11 @@ class Request(Message[Body]):
         :raises RequestFailedError, RequestCancelledError: see `call`; the first of the errors.
         """
         warn_if_blocking()
+        return self._results(steps, return_exceptions)
+
+    agather = twin(gather)
+
+    def _results(self, steps: Iterable[Step], return_exceptions: bool = False) -> list[Any]:
         if self._steps is None:
             self._steps = Steps(self._app, self.id)
         results: list[Any] = []
@@ -128,8 +134,6 @@ class Request(Message[Body]):
                     raise
                 results.append(error)
         return results
-
-    agather = twin(gather)
 
     def progress(self, progress: float | str) -> None:
         """Show a share from 0 to 1, or a text, in `qdo requests`. Stored at most once a second.

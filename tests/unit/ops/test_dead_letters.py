@@ -82,10 +82,10 @@ def test_a_refused_request_stops_no_other(
     real = getattr(store, method)
     errors: list[Exception] = [UsageError(reason="no")]
 
-    def call(given: Any) -> Any:
+    def call(given: Any, *more: Any) -> Any:
         if "b" in given:
             raise errors[0]
-        return real(given)
+        return real(given, *more)
 
     monkeypatch.setattr(store, method, call)
     found = {each.letter.id: (each.done, bool(each.error)) for each in act(broker, letters)}

@@ -240,7 +240,7 @@ def test_errors_do_not_show_passwords(name: str, value: str) -> None:
         ("broker", "sqlite3:/var/lib/qdo.db", "; write sqlite:/var/lib/qdo.db"),
         ("history", "postgres://db/shop", "; write postgresql://db/shop"),
         ("coordinator", "Zookeeper://zk1", "; write zookeeper://zk1"),
-        ("broker", "redis://host", "got 'redis://host'"),
+        ("broker", "redis://host", "; for another kind of broker, install its package"),
     ],
 )
 def test_a_similar_scheme_is_corrected(name: str, address: str, correction: str) -> None:
