@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.support.aws.clients import client
@@ -259,7 +260,7 @@ def test_the_readme_example_happens_as_shown(shell: Shell, bare_database_url: st
 
 
 def test_the_start_with_postgresql_happens_as_shown(shell: Shell, bare_database_url: str) -> None:
-    """And a second creation says that there is nothing to do."""
+    """A second creation says that there is nothing to do, and an upgrade that roles need rights."""
     (app, *_) = [each for each in blocks(read("quickstart")) if "caption" in each.options]
     shell.write("welcome.py", app.text)
     _, start, *_ = [each for each in blocks(read("postgresql")) if each.language == "console"]
@@ -267,6 +268,10 @@ def test_the_start_with_postgresql_happens_as_shown(shell: Shell, bare_database_
     assert happens(shell, steps(start)[3:], setting) == 3
     again = shell.run(f"{setting}; qdo admin broker init --dry-run")
     assert again.splitlines()[-1] == "the schema is current; nothing to do"
+    with psycopg.connect(bare_database_url, autocommit=True) as connection:
+        connection.execute("UPDATE qdo.about SET functions = 'older'")
+    upgraded = shell.run(f"{setting}; qdo admin broker init").splitlines()
+    assert (upgraded[0], "qdo admin broker grants" in upgraded[1]) == ("upgraded the schema", True)
 
 
 COUNT = '''
