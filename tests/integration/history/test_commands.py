@@ -100,7 +100,7 @@ def test_failures_are_listed_newest_first(history: History) -> None:
     history.record(12.0, failing=5)
     found = history.items("failures", "--since", "2h")
     assert [each["id"] for each in found] == ["m4", "m3", "m2", "m1", "m0"]
-    assert {each["error"] for each in found} == {"TimeoutError"}
+    assert {each["error"] for each in found} == {"TimeoutError: after 3 s"}
     assert {each["seconds"] for each in found} == {None}
     (slow,) = history.items("failures", "--slow")
     assert (slow["queue"], slow["outcome"], slow["seconds"]) == ("eu-1", "done", 12.0)
