@@ -29,8 +29,8 @@ from tests.support.postgresql.server import PostgresqlDatabase
 from tests.support.processes import wait_until
 
 NEXT = "ALTER TABLE {schema}.dead_letters ADD owner text;"
-DROP = "DROP FUNCTION IF EXISTS {schema}.key_hash(text);"
-REPLACED = "FUNCTION {schema}.key_hash(key text"
+DROP = "DROP FUNCTION IF EXISTS {schema}.newest(bigint, bigint);"
+REPLACED = "FUNCTION {schema}.newest(of_queue bigint, after bigint"
 PARTS = r"""
 SELECT proname || '(' || pg_get_function_identity_arguments(oid) || ')',
     regexp_replace(prosrc, '--[^\n]*|\s', '', 'g'), proacl::text
@@ -165,7 +165,9 @@ def test_each_released_format_is_upgraded_under_load(
     assert upgraded == new
 
 
-@pytest.mark.parametrize(("text", "left"), [(NEXT + DROP, set()), (NEXT, {"key_hash(key text)"})])
+@pytest.mark.parametrize(
+    ("text", "left"), [(NEXT + DROP, set()), (NEXT, {"newest(of_queue bigint, after bigint)"})]
+)
 def test_a_function_that_an_upgrade_leaves_is_noticed(
     bare_database: PostgresqlDatabase,
     roles: list[str],
