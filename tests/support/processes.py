@@ -246,10 +246,13 @@ def freeze(pid: int, *addresses: str) -> None:
         if all(map(_can_be_written, files)):
             return
         os.kill(pid, signal.SIGCONT)
+        # A process that writes all the time is mostly stopped within a write. Let others write
+        # between two attempts: their connections are dropped if the file is locked for long.
+        time.sleep(0.05)
 
 
 def _can_be_written(path: str) -> bool:
-    with contextlib.closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as file:
+    with contextlib.closing(sqlite3.connect(path, timeout=0.05, isolation_level=None)) as file:
         try:
             file.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.connection import _CONNECTION_DROP
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import EventType, KazooState, WatchedEvent
 
 from qdo.coordination.client import Client, connect
 from tests.support.coordinator_process import Remote, clients
@@ -39,7 +39,12 @@ def client(opened: Opened) -> Client:
 def when_deleted(client: Client, path: str) -> threading.Event:
     """Return an event that is set when the node is deleted."""
     deleted = threading.Event()
-    assert client.exists(path, lambda event: deleted.set()) is not None
+
+    def notice(event: WatchedEvent) -> None:
+        if event.type == EventType.DELETED:  # not the loss of the client's own connection
+            deleted.set()
+
+    assert client.exists(path, notice) is not None
     return deleted
 
 

@@ -131,7 +131,7 @@ def test_a_question_takes_no_place_and_has_a_deadline() -> None:
         kit.advance(3 * DAY - 1)
         assert kit.app.handle("x").state == "paused"
         kit.advance(2)
-        assert outcome(kit.app, "x") == "nobody has answered in three days"
+        assert outcome(kit.app, "x") == "no answer in three days"
         with pytest.raises(RequestStateError):
             kit.app.handle("x/approval").resume("yes")
 
