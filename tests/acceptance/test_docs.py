@@ -397,12 +397,16 @@ with qdo.App("shop").lock("nightly", reason="report", timeout_seconds=60):
 """
 
 
+COMPARED = ("run", "production")
+"""The classes of blocks whose whole output other tests compare."""
+
+
 def shown_tables(page: str) -> list[tuple[str, list[str]]]:
     """Return the commands whose tables no test compares line by line, with their columns."""
     return [
         (command, output[0].split())
         for block in blocks(read(page))
-        if block.language == "console" and block.options.get("class") != "run"
+        if block.language == "console" and block.options.get("class") not in COMPARED
         for command, output in steps(block)
         if output and re.fullmatch("[A-Z][A-Z ]+", output[0])
     ]
