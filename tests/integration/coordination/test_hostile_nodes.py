@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -79,12 +80,9 @@ def owned(fleet: MemberFleet, queue: str) -> bool:
     return queue in fleet.owned()
 
 
-def progress_of(fleet: MemberFleet) -> dict[str, int]:
-    """Return how many messages of each queue were started."""
-    counts: dict[str, int] = {}
-    for queue, _, _ in list(fleet.ledger):
-        counts[queue] = counts.get(queue, 0) + 1
-    return counts
+def progress_of(fleet: MemberFleet) -> Counter[str]:
+    """Return how many messages of each queue were started, 0 for one that was just claimed."""
+    return Counter(queue for queue, _, _ in list(fleet.ledger))
 
 
 def all_go_on(fleet: MemberFleet, but: str = "") -> None:
