@@ -14,7 +14,6 @@ from qdo import Message
 from tests.apps.busy import say
 
 app = qdo.App("desk", executor="thread")
-begun = threading.Event()
 
 
 @app.job()
@@ -25,11 +24,11 @@ def alone(message: Message, context: object) -> None:
         except BlockingIOError:
             say("twice", message.queue)
         say("begin", message.queue)
-        begun.set()
         if file.tell() == 0:  # the first run
             file.write("begun")
             file.flush()
-            ctypes.CDLL(None).usleep(int(message.body * 1e6))
+            # Only a call of C tells that Python cannot interrupt it anymore.
+            ctypes.CDLL(None).system(f"touch inside; sleep {message.body}".encode())
 
 
 def main() -> int:
@@ -38,7 +37,8 @@ def main() -> int:
     worker = qdo.Worker(app, drain_seconds=0.0, session_timeout_seconds=1.0)
     thread = threading.Thread(target=lambda: codes.append(worker.run()))
     thread.start()
-    begun.wait()
+    while not Path("inside").exists():
+        time.sleep(0.01)
     worker.request_stop()
     thread.join()
     while Path("said").read_text().count("begin") < 2:
