@@ -139,7 +139,7 @@ def check_fleet(
             f" coordinator is another one, {here}: it has no positions, and would run all"
             " messages again; set `coordinator` and `namespace` to those of the fleet. If you have"
             " moved the positions, set `fleet` to NULL in the row of the app in the broker's table"
-            " `apps`, see docs/operations.rst",
+            " `apps`, see docs/upgrading.rst",
             app=app,
             coordinator=where,
         )
